@@ -1,0 +1,57 @@
+"""The files in a run's folder, and their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RUN_CONFIG = "run.yaml"
+METRICS = "metrics.jsonl"
+PROGRESS = "progress.json"
+CHECKPOINTS = "checkpoints.json"
+ENDPOINTS = "endpoints.json"
+EXTERNAL_CONFIG = "environment.yaml"
+
+TAIL_LINES = 20
+_TAIL_BYTES = 16_384
+
+
+def failure_file(run_dir: Path, role: str) -> Path:
+    """Where a process that failed for a reason it knows writes the reason."""
+    return run_dir / f"failure_{role}.json"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None when the file is missing or holds anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def read_checkpoints(run_dir: Path) -> list[dict[str, Any]]:
+    """The list that the trainer keeps: step, path of the training state, path of the sampler weights."""
+    try:
+        saved = json.loads((run_dir / CHECKPOINTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return saved if isinstance(saved, list) else []
+
+
+def read_progress(run_dir: Path) -> dict[str, Any]:
+    """What the trainer said last of its progress; empty before it says anything."""
+    return read_json(run_dir / PROGRESS) or {}
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a text file; empty when there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip().splitlines()[-lines:])

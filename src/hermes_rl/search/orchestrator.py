@@ -1,0 +1,566 @@
+"""The loop of a search: keep N trials running, learn from each, replicate the best.
+
+It runs in the process that asked for the search (``hermes-rl search start``) or in a detached one
+(:mod:`hermes_rl.search.process`), and talks to runs only through a
+:class:`hermes_rl.search.runner.TrialRunner`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hermes_rl.errors import HermesRLError, SearchError
+from hermes_rl.search.chooser import Chooser, Proposal
+from hermes_rl.search.definition import SearchDefinition
+from hermes_rl.search.population import Population
+from hermes_rl.search.promotion import may_go_on, next_promotion, rung_levels, value_at
+from hermes_rl.search.pruning import first_rung, make_pruner
+from hermes_rl.search.ranking import candidates, default_record
+from hermes_rl.search.runner import Observation, TrialRequest, TrialRunner
+from hermes_rl.search.space import format_params, params_key
+from hermes_rl.search.store import SearchFile, SearchStore
+from hermes_rl.search.strategy import Strategy
+from hermes_rl.search.sweep_service import WandbSweep, full_path, require_wandb
+from hermes_rl.search.sweep_strategy import SweepStrategy
+from hermes_rl.search.sweeps import to_sweep
+from hermes_rl.search.trial import FINISHED, Stage, TrialRecord, curve_rows
+
+_REPLICATION_SEED = 1_000_003
+"""Distance of the first replication seed from the tuning seed, so that the two never meet."""
+KEPT_CURVES = frozenset({"eval_percent_correct", "reward_mean", "percent_correct", "loss"})
+"""Curves that a trial's record keeps beside the objectives'; the run itself has them all."""
+EVALUATIONS_PER_TRIAL = 8
+"""With early stopping, a trial is evaluated about so many times, unless ``steps_per_eval`` is set."""
+_SEGMENT_SEEDS = 1_009
+"""Distance between the seeds of a population's segments: a later one does not begin with the same items."""
+_CHECKED_POINTS = 2000
+"""Grids up to this size are checked point by point before anything starts."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A search as it stands, for whoever shows it.
+
+    Attributes:
+        file: definition and state.
+        records: every trial.
+        planned: number of trials, replicates included.
+        elapsed: seconds of this sitting.
+        remaining: estimated seconds to the end, or None.
+    """
+
+    file: SearchFile
+    records: Sequence[TrialRecord]
+    planned: int
+    elapsed: float
+    remaining: float | None
+
+
+class Observer(Protocol):
+    """Whoever shows a search."""
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Something may have changed."""
+        ...
+
+    def finished(self, record: TrialRecord, snapshot: Snapshot) -> None:
+        """A trial ended."""
+        ...
+
+
+def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
+    """Check a search against the fields' bounds before anything starts.
+
+    Every value of a choice and both ends of a range, alone and, for grids, every point.
+
+    Raises:
+        ConfigError: an unknown field, or a value out of its bounds.
+        SearchError: points of the grid contradict the fields' rules.
+    """
+    space = definition.build_space()
+    runner.check({})
+    for parameter in space.parameters:
+        for value in parameter.edges():
+            try:
+                runner.check({parameter.name: value})
+            except HermesRLError as error:
+                if not _is_joint(error, parameter.name, len(space.parameters)):
+                    raise
+    if definition.strategy != "grid":
+        return
+    for at, params in enumerate(space.with_context(runner.defaults(_context_names(definition))).grid()):
+        if at >= _CHECKED_POINTS:
+            return
+        try:
+            runner.check(params)
+        except HermesRLError as error:
+            raise SearchError(
+                f"The grid holds {format_params(params)}, which is not allowed: {error.message}",
+                hint="Leave the value out, or add a constraint such as 'group_size <= batch_size'.",
+            ) from error
+
+
+def _is_joint(error: HermesRLError, name: str, parameters: int) -> bool:
+    """Whether a value was refused only because of another field that the search may set as well."""
+    return parameters > 1 and any(
+        sign in f"{error.message} {error.allowed}" for sign in ("<=", "multiple of", "larger than")
+    )
+
+
+def _context_names(definition: SearchDefinition) -> list[str]:
+    space = definition.build_space()
+    names = {name for condition in space.constraints for name in condition.names}
+    names |= {name for p in space.parameters if p.when for name in p.when.names}
+    return sorted(names - set(space.names))
+
+
+def create_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchStore:
+    """Check a search and make its folder; nothing is started."""
+    check_space(definition, runner)
+    if definition.strategy == "wandb":
+        require_wandb()
+        if definition.sweep is None:
+            to_sweep(definition)  # raises for what a sweep cannot say
+    definition = _evaluate_often_enough(definition, runner)
+    return SearchStore.create(workspace, definition, runner.defaults(definition.build_space().names))
+
+
+def _evaluate_often_enough(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
+    """The definition, with evaluations close enough for its pruner unless somebody has said how close."""
+    said = "steps_per_eval" in definition.overrides or "steps_per_eval" in definition.space
+    schedule = runner.defaults(["total_steps", "steps_per_eval"])
+    total, between = int(schedule["total_steps"] or 1), int(schedule["steps_per_eval"] or 1)
+    if definition.strategy == "pbt" and not said:
+        return definition.model_copy(
+            update={
+                "overrides": {**definition.overrides, "steps_per_eval": max(1, total // definition.segments)}
+            }
+        )
+    if definition.pruner == "none" or said or total >= between * EVALUATIONS_PER_TRIAL:
+        return definition
+    overrides = {**definition.overrides, "steps_per_eval": max(1, total // EVALUATIONS_PER_TRIAL)}
+    if definition.pruner == "promote" and "save_checkpoint_interval" not in overrides:
+        overrides["save_checkpoint_interval"] = overrides["steps_per_eval"]  # a checkpoint at every rung
+    last_counts = all(objective.reduction == "last" for objective in definition.build_objectives())
+    at_rungs = last_counts and definition.pruner != "median"
+    return definition.model_copy(update={"overrides": overrides, "evaluate_at_rungs": at_rungs})
+
+
+class Orchestrator:
+    """Drives one search to its end.
+
+    Args:
+        store: the search's folder.
+        runner: tries configurations.
+        observer: shows progress; None shows nothing.
+    """
+
+    def __init__(self, store: SearchStore, runner: TrialRunner, observer: Observer | None = None) -> None:
+        self._store = store
+        self._runner = runner
+        self._observer = observer
+        self._file = store.load()
+        self._definition = self._file.definition
+        self._objectives = self._definition.build_objectives()
+        self._records: dict[int, TrialRecord] = {r.trial: r for r in store.records()}
+        self._reported: dict[int, int] = {}
+        self._queue: list[Proposal] = []
+        self._again: list[TrialRecord] = []
+        self._exhausted = False
+        self._begun = runner.now()
+
+    def run(self) -> SearchFile:
+        """Run until the search is done, stopped or out of budget.
+
+        ``KeyboardInterrupt`` stops the running trials cleanly and is raised on.
+
+        Returns:
+            the search's final state.
+
+        Raises:
+            SearchError: another process drives it, or every trial fails.
+        """
+        with self._store.writing():
+            self._file.state, self._file.reason = "running", None
+            self._store.save(self._file)
+            state, reason = "stopped", "interrupted"
+            try:
+                self._strategy = self._make_strategy()
+                self._adopt()
+                state, reason = self._loop()
+            except KeyboardInterrupt:
+                self._stop_running("the search was interrupted")
+                raise
+            except HermesRLError as error:
+                state, reason = "failed", error.message
+                self._stop_running("the search failed")
+                raise
+            finally:
+                self._file.state, self._file.reason = state, reason
+                self._file.seconds += self._runner.now() - self._begun
+                self._store.save(self._file)
+        return self._file
+
+    def _make_strategy(self) -> Chooser:
+        definition, runner = self._definition, self._runner
+        schedule = runner.defaults(["total_steps", "steps_per_eval"])
+        self._total_steps = int(schedule["total_steps"] or 1)
+        steps_per_eval = int(schedule["steps_per_eval"] or self._total_steps)
+        rungs = rung_levels(
+            first_rung(definition, self._total_steps, steps_per_eval),
+            definition.reduction_factor,
+            self._total_steps,
+        )
+        self._levels = rungs if definition.pruner == "promote" else []
+        self._evaluation_steps = tuple(rungs) if definition.evaluate_at_rungs else None
+        space = definition.build_space().with_context(runner.defaults(_context_names(definition)))
+        if definition.strategy == "wandb":
+            return self._join_sweep()
+        if definition.strategy == "pbt":
+            return Population(definition, space, self._total_steps, self._file.default_params, runner.check)
+        strategy = Strategy(
+            definition,
+            space,
+            self._store.study_storage(),
+            self._store.search_id,
+            make_pruner(definition, self._total_steps, steps_per_eval),
+            self._file.default_params,
+            runner.check,
+        )
+        if definition.warm_start:
+            earlier = SearchStore.open(self._store.workspace, definition.warm_start)
+            strategy.warm_start([r for r in earlier.records() if r.stage in ("search", "refine")])
+        return strategy
+
+    def _join_sweep(self) -> SweepStrategy:
+        """The strategy that asks the search's W&B sweep, which is created once."""
+        definition = self._definition
+        project = str(definition.overrides.get("wandb_project") or "hermes-rl")
+        if self._file.sweep is not None:
+            sweep = WandbSweep(self._file.sweep)
+        elif definition.sweep is not None:
+            sweep = WandbSweep(full_path(definition.sweep, project))
+        else:
+            sweep = WandbSweep.create(to_sweep(definition), project)
+        self._file.sweep = sweep.path
+        self._store.save(self._file)
+        return SweepStrategy(definition, sweep, sweep.path, self._file.default_params)
+
+    def _adopt(self) -> None:
+        """Take over what an interrupted sitting left: finished, still running, or to be run again."""
+        self._queue = self._strategy.adopt(list(self._records.values()))
+        for record in list(self._records.values()):
+            if record.state == "running" and record.run_id is not None:
+                observation = self._runner.observe(record.run_id)
+                if observation.state in ("stopped", "failed"):
+                    record.state = "stopped"
+                    self._again.append(record)
+            elif record.state in ("running", "stopped"):
+                record.state = "stopped"
+                self._again.append(record)
+
+    def _loop(self) -> tuple[str, str | None]:
+        while True:
+            ended = self._ended()
+            if ended is not None:
+                self._stop_running(ended[1] or "the search was stopped")
+                if ended[0] == "completed":
+                    self._let_go()
+                return ended
+            self._fill()
+            if not self._running() and not self._strategy.waiting():
+                self._let_go()
+                return "completed", None
+            self._runner.wait()
+            for record in self._running():
+                self._look(record)
+            if self._observer:
+                self._observer.tick(self.snapshot())
+
+    def _ended(self) -> tuple[str, str | None] | None:
+        """State and reason when the search must end now."""
+        if self._store.stop_file.exists():
+            return "stopped", "stopped on request"
+        budget, records = self._definition.budget, self._records.values()
+        minutes = (self._file.seconds + self._runner.now() - self._begun) / 60
+        if budget.minutes is not None and minutes >= budget.minutes:
+            return "completed", f"the budget of {budget.minutes:g} minutes is used"
+        if budget.steps is not None and sum(r.steps_taken for r in records) >= budget.steps:
+            return "completed", f"the budget of {budget.steps} steps is used"
+        if budget.tokens is not None and sum(r.tokens or 0 for r in records) >= budget.tokens:
+            return "completed", f"the budget of {budget.tokens} tokens is used"
+        failed = [r for r in records if r.state == "failed"]
+        if len(failed) > max(2, self._definition.parallel) and not any(r.values for r in records):
+            raise SearchError(
+                f"The first {len(failed)} trials all failed. The last one: {failed[-1].reason}",
+                hint=f"hermes-rl run logs {failed[-1].run_id}" if failed[-1].run_id else None,
+            )
+        return None
+
+    def _running(self) -> list[TrialRecord]:
+        return [r for r in self._records.values() if r.state == "running"]
+
+    def _fill(self) -> None:
+        while len(self._running()) < self._definition.parallel:
+            if self._again:
+                self._launch(self._again.pop(0))
+                continue
+            promoted = self._promotion()
+            if promoted is not None:
+                promoted.rung += 1
+                self._launch(promoted)
+                continue
+            proposal = self._queue.pop(0) if self._queue else None
+            if proposal is None and not self._exhausted:
+                proposal = self._strategy.next(list(self._records.values()))
+                self._exhausted = proposal is None and not self._running() and not self._strategy.waiting()
+            if proposal is not None:
+                self._launch(self._proposed(proposal))
+            elif not (self._exhausted and self._launch_last()):
+                return
+
+    def _proposed(self, proposal: Proposal) -> TrialRecord:
+        """The record of a configuration that the strategy has chosen."""
+        record = self._new_record(proposal.params, proposal.stage, proposal.study_number)
+        record.sweep, record.sweep_run = proposal.sweep, proposal.run_id
+        record.member, record.segment, record.parent = proposal.member, proposal.segment, proposal.parent
+        if proposal.segment is not None:
+            record.seed = (self._definition.seed + _SEGMENT_SEEDS * proposal.segment) % 2**31
+            record.total_steps, record.is_default = proposal.until, False
+        if proposal.parent is not None:
+            record.from_step = record.step = self._records[proposal.parent].step
+        return record
+
+    def _new_record(
+        self,
+        params: dict,
+        stage: Stage,
+        study_number: int | None,
+        *,
+        seed: int | None = None,
+        of: int | None = None,
+    ) -> TrialRecord:
+        default = self._file.default_params
+        return TrialRecord(
+            trial=max(self._records, default=-1) + 1,
+            stage=stage,
+            params=params,
+            seed=self._definition.seed if seed is None else seed,
+            study_number=study_number,
+            replicate_of=of,
+            is_default=params_key(params) == params_key({name: default[name] for name in params}),
+            total_steps=self._total_steps,
+        )
+
+    def _launch(self, record: TrialRecord) -> None:
+        record.state, record.reason, record.started_at, record.ended_at = (
+            "running",
+            None,
+            self._runner.now(),
+            None,
+        )
+        self._records[record.trial] = record
+        try:
+            request = self._request(record)
+            if record.run_id is None:
+                record.run_id = self._runner.start(request)
+            else:
+                record.run_id = self._runner.resume(request, record.run_id)
+        except HermesRLError as error:
+            record.state, record.reason = "failed", error.message
+            self._finish(record)
+            return
+        self._store.append(record)
+
+    def _request(self, record: TrialRecord) -> TrialRequest:
+        parent = None if record.parent is None else self._records[record.parent]
+        return TrialRequest(
+            record.trial,
+            record.params,
+            record.seed,
+            run_id=record.sweep_run,
+            sweep=record.sweep,
+            from_run=None if parent is None else parent.run_id,
+            until=None if record.segment is None else record.total_steps,
+            evaluation_steps=self._evaluation_steps,
+        )
+
+    def _launch_replicate(self) -> bool:
+        """Start the next replicate, if there is one to start."""
+        if not self._definition.replicate or len(self._objectives) > 1:
+            return False
+        done = {(r.replicate_of, r.seed) for r in self._records.values() if r.stage == "replicate"}
+        originals = self._replicated()
+        for number in range(self._definition.replicate):
+            seed = (self._definition.seed + _REPLICATION_SEED + number) % 2**31
+            for original in originals:
+                if (original.trial, seed) not in done:
+                    params = dict(original.params)
+                    self._launch(self._new_record(params, "replicate", None, seed=seed, of=original.trial))
+                    return True
+        return False
+
+    def _replicated(self) -> list[TrialRecord]:
+        """The trials that are run again: the best and the default."""
+        records = list(self._records.values())
+        already = {r.replicate_of for r in records if r.stage == "replicate"}
+        best = candidates(records, self._objectives[0])
+        chosen = [r for r in best if not r.is_default][: self._definition.replicate_top]
+        default = default_record(records)
+        chosen += [default] if default is not None else []
+        # Once the replicates have begun, the choice stands.
+        return [r for r in records if r.trial in already] if already - {r.trial for r in chosen} else chosen
+
+    def _promotion(self) -> TrialRecord | None:
+        """The paused trial to go on with, if there is one."""
+        if not self._levels:
+            return None
+        factor = self._definition.reduction_factor
+        return next_promotion(list(self._records.values()), self._objectives[0], self._levels, factor)
+
+    def _launch_last(self) -> bool:
+        """Start what comes when all configurations were tried, if there is anything to start now."""
+        if any(record.stage != "replicate" for record in self._running()):
+            return False
+        return self._finish_best() or self._launch_replicate()
+
+    def _finish_best(self) -> bool:
+        """Run the best paused trial to its end when no trial but the default came that far."""
+        records = list(self._records.values())
+        paused = [r for r in records if r.state == "paused"]
+        ended = any(
+            r.state == "completed" and r.stage in ("search", "refine") for r in records if not r.is_default
+        )
+        if ended or not paused:
+            return False
+        sign = self._objectives[0].sign
+        best = max(paused, key=lambda r: (r.rung, sign * (r.value or 0.0)))
+        best.rung = len(self._levels)
+        self._launch(best)
+        return True
+
+    def _pauses(self, record: TrialRecord) -> bool:
+        """Whether a running trial has reached a rung that it may not pass yet; counts those it may."""
+        if record.is_default or record.stage == "replicate":
+            return False
+        records, objective = list(self._records.values()), self._objectives[0]
+        while record.rung < len(self._levels):
+            level = self._levels[record.rung]
+            if value_at(record, objective, level) is None:
+                return False
+            if not may_go_on(record, records, objective, level, self._definition.reduction_factor):
+                return True
+            record.rung += 1
+        return False
+
+    def _let_go(self) -> None:
+        """The search is over: trials that still wait at a rung are not promoted any more."""
+        for record in self._records.values():
+            if record.state == "paused":
+                record.state, record.reason = "pruned", f"not promoted past step {self._levels[record.rung]}"
+                self._finish(record)
+
+    def _look(self, record: TrialRecord) -> None:
+        """Read a running trial; prune or finish it."""
+        assert record.run_id is not None
+        observation = self._runner.observe(record.run_id)
+        self._copy(observation, record)
+        metric = self._objectives[0].metric
+        pruned = False
+        for point in observation.curves.get(metric, []):
+            if point.step > max(0, self._reported.get(record.trial, 0)) and math.isfinite(point.value):
+                self._reported[record.trial] = point.step
+                wanted = self._strategy.report(record, point.step, point.value)
+                at_end = record.total_steps is not None and point.step >= record.total_steps
+                pruned = wanted and not at_end and not record.is_default
+        reason = "stopped early" if pruned else self._strategy.stopped(record)
+        if observation.state == "running" and reason is not None:
+            self._runner.stop([record.run_id])
+            self._copy(self._runner.observe(record.run_id), record)
+            record.state, record.reason = "pruned", f"{reason} at step {record.step}"
+            self._finish(record)
+        elif observation.state != "running":
+            self._close(record, observation)
+        elif self._pauses(record):
+            self._runner.stop([record.run_id])
+            record.state = "paused"
+            self._store.append(record)
+
+    def _close(self, record: TrialRecord, observation: Observation) -> None:
+        if observation.state == "completed":
+            if record.values is not None and all(map(math.isfinite, record.values)):
+                record.state = "completed"
+            elif any(observation.curves.get(o.metric) for o in self._objectives):
+                record.state, record.reason = "diverged", "the objective is not a finite number"
+            else:
+                missing = ", ".join(
+                    o.metric for o in self._objectives if not observation.curves.get(o.metric)
+                )
+                known = ", ".join(sorted(observation.curves))[:300] or "none"
+                record.state, record.reason = "failed", f"the run logged no {missing} (it logged: {known})"
+        else:
+            record.state = "failed"
+            record.reason = observation.reason or f"the run was {observation.state} from outside"
+        self._finish(record)
+
+    def _copy(self, observation: Observation, record: TrialRecord) -> None:
+        record.step = max(observation.step, record.from_step)
+        record.total_steps = observation.total_steps or record.total_steps
+        record.seconds = observation.seconds
+        kept = KEPT_CURVES | {o.metric for o in self._objectives}
+        record.curves = curve_rows(
+            {name: curve for name, curve in observation.curves.items() if name in kept}
+        )
+        if record.parent is not None:  # a member's curve began with the trial whose weights it has
+            earlier = self._records[record.parent].curves
+            record.curves = {
+                name: [row for row in earlier.get(name, []) if row[0] <= record.from_step]
+                + [row for row in rows if row[0] > record.from_step]
+                for name, rows in {**earlier, **record.curves}.items()
+            }
+        tokens = observation.curves.get("trained_tokens")
+        record.tokens = round(sum(point.value for point in tokens)) if tokens else None
+        measured = [o.measure(record.points(o.metric)) for o in self._objectives]
+        record.values = [m.value for m in measured if m is not None] if all(measured) else None
+        if measured[0] is not None:
+            record.standard_error, record.eval_count = measured[0].standard_error, measured[0].count
+
+    def _finish(self, record: TrialRecord) -> None:
+        record.ended_at = self._runner.now()
+        self._store.append(record)
+        self._strategy.tell(record)
+        if self._observer:
+            self._observer.finished(record, self.snapshot())
+
+    def _stop_running(self, reason: str) -> None:
+        """Stop what runs; it is run again when the search is resumed."""
+        running = self._running()
+        self._runner.stop([r.run_id for r in running if r.run_id is not None])
+        for record in running:
+            if record.run_id is not None:
+                observation = self._runner.observe(record.run_id)
+                self._copy(observation, record)
+                if observation.state == "completed":
+                    self._close(record, observation)
+                    continue
+            record.state, record.reason, record.ended_at = "stopped", reason, self._runner.now()
+            self._store.append(record)
+
+    def snapshot(self) -> Snapshot:
+        """The search as it stands."""
+        records = list(self._records.values())
+        planned = self._strategy.planned()
+        if self._definition.replicate and len(self._objectives) == 1:
+            planned += self._definition.replicate * (self._definition.replicate_top + 1)
+        finished = [r for r in records if r.state in FINISHED]
+        remaining = None
+        if finished:
+            mean = statistics.fmean(r.seconds for r in finished)
+            under_way = sum(min(r.seconds, mean) for r in records if r.state == "running")
+            left = max(0, planned - len(finished)) * mean - under_way
+            remaining = max(0.0, left / self._definition.parallel)
+        return Snapshot(self._file, records, planned, self._runner.now() - self._begun, remaining)

@@ -1,0 +1,1 @@
+"""The training loop: batches in, optimizer steps through the Tinker SDK, new weights out."""

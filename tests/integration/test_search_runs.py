@@ -1,0 +1,187 @@
+"""Searches over real runs: the embedded model, real processes, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hermes_rl import runs
+from hermes_rl.config import Workspace
+from hermes_rl.search.store import SearchStore, list_search_ids
+from hermes_rl.search.summary import summarize
+
+TINY = ["--set", "total_steps=2", "--set", "steps_per_eval=1", "--set", "num_requests_for_eval=16"]
+TINY += ["--set", "group_size=4", "--set", "batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A workspace of its own, in a folder with a space in its name."""
+    root = tmp_path_factory.mktemp("search workspace")
+    workspace = Workspace.resolve(root)
+    yield workspace
+    for run in runs.list_runs(workspace):
+        if not run.is_final:
+            runs.stop(workspace, run.run_id)
+
+
+def hermes(workspace: Workspace, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    environment = {**os.environ, "HERMES_RL_WORKSPACE": str(workspace.root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes_rl", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=400,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def kill_driver(store: SearchStore) -> None:
+    """Kill the detached process that drives a search, as a power cut would."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"hermes_rl.search.process" in words and store.search_id.encode() in words:
+                os.kill(int(folder.name), signal.SIGKILL)
+                wait_until(lambda: not store.is_driven(), "the end of the driver")
+                return
+    raise AssertionError("no driver")
+
+
+def newest(workspace: Workspace) -> SearchStore:
+    return SearchStore(workspace, list_search_ids(workspace)[-1])
+
+
+def test_one_command_searches_and_its_last_line_trains_with_the_best(workspace: Workspace) -> None:
+    done = hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5", *TINY)
+    store = newest(workspace)
+    summary = summarize(store)
+    assert summary.state == "completed"
+    assert [record.state for record in summary.records] == ["completed", "completed"], done.stdout
+    assert all(record.eval_count == 16 and record.step == 2 for record in summary.records)
+    assert all(len(record.points("eval_percent_correct")) >= 2 for record in summary.records)
+    assert "The default configuration came" in done.stdout
+    assert "\x1b[" not in done.stdout
+    tagged = runs.list_runs(workspace, store.search_id)
+    assert {run.trial for run in tagged} == {0, 1}
+    # Every trial begins from the same weights and sees the same evaluation items.
+    assert len({record.points("eval_percent_correct")[0].value for record in summary.records}) == 1
+
+    command = done.stdout.strip().splitlines()[-1]
+    best = store.folder / "best.yaml"
+    assert f"--config '{best}'" in command
+    dry = hermes(workspace, "run", "start", "arithmetic_tinker", "--config", str(best), "--dry-run")
+    config = yaml.safe_load(dry.stdout)
+    assert summary.best is not None
+    assert config["tinker"]["learning_rate"] == summary.best.params["learning_rate"]
+    assert config["env"]["total_steps"] == 2
+    data = json.loads(hermes(workspace, "search", "results", "last", "--json").stdout)
+    assert data["best"]["params"] == summary.best.params
+
+
+def test_a_stopped_search_leaves_no_run_behind_and_can_be_extended(workspace: Workspace) -> None:
+    hermes(
+        workspace,
+        "search",
+        "start",
+        "--space",
+        "lora_rank=8,16,32",
+        "--strategy",
+        "random",
+        "--trials",
+        "2",
+        *TINY,
+    )
+    store = newest(workspace)
+    assert len(store.records()) == 2
+    hermes(workspace, "search", "resume", store.search_id, "--trials", "+1", "--detach")
+    wait_until(lambda: any(r.state == "running" for r in store.records()), "the third trial")
+    hermes(workspace, "search", "stop", store.search_id)
+    assert store.state() == "stopped"
+    assert all(run.is_final for run in runs.list_runs(workspace, store.search_id))
+    hermes(workspace, "search", "resume", store.search_id)
+    assert [record.state for record in store.records()] == ["completed"] * 3
+
+
+def test_a_promoted_trial_goes_on_from_its_checkpoint(workspace: Workspace, tmp_path: Path) -> None:
+    file = tmp_path / "search.toml"
+    file.write_text(
+        "pruner = 'promote'\nrungs = 2\nreduction_factor = 2\n[space]\nlearning_rate = [2e-5, 3e-5, 5e-5]\n"
+        "[set]\ntotal_steps = 8\nsteps_per_eval = 2\nsave_checkpoint_interval = 2\n"
+        "num_requests_for_eval = 16\ngroup_size = 4\nbatch_size = 8\n"
+    )
+    hermes(workspace, "search", "start", str(file))
+    store = newest(workspace)
+    records = store.records()
+    assert len(records) == 4  # the default as an extra trial
+    assert {record.state for record in records} == {"completed", "pruned"}
+    completed = [r for r in records if r.state == "completed"]
+    assert len(completed) >= 2
+    assert all([p.step for p in r.points("eval_percent_correct")] == [0, 2, 4, 6, 8] for r in completed)
+    paused = [run for run in runs.list_runs(workspace, store.search_id) if run.status == "stopped"]
+    assert len(paused) == sum(r.state == "pruned" for r in records)
+
+
+def test_trials_are_evaluated_at_their_rungs_and_untrained_weights_once(workspace: Workspace) -> None:
+    options = ["--set", "total_steps=9", "--set", "num_requests_for_eval=16", "--set", "batch_size=8"]
+    options += ["--space", "learning_rate=3e-5,5e-5", "--pruner", "asha", "--parallel", "1"]
+    hermes(workspace, "search", "start", *options)
+    store = newest(workspace)
+    measured = []
+    for record in store.records():
+        assert record.run_id is not None
+        evaluations = [r for r in runs.read_metrics(workspace, record.run_id) if r["kind"] == "eval"]
+        steps = [evaluation["step"] for evaluation in evaluations]
+        assert steps == [0, 1, 3, 9] if record.state == "completed" else steps in ([0, 1], [0, 1, 3])
+        measured.append(evaluations[0])
+    assert measured[0]["eval_count"] == 16
+    assert "baseline_run" not in measured[0]
+    for taken_over in measured[1:]:
+        assert taken_over["baseline_run"] == store.records()[0].run_id
+        assert taken_over["eval_percent_correct"] == measured[0]["eval_percent_correct"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "article-gird"], "article-grid"),
+        (["--space", "lora_rnak=16,32"], "lora_rank"),
+        (["--space", "lora_rank=16,100000"], "lora_rank"),
+        (["--space", "learning_rate=log:1e-5..2e-4"], "--strategy random"),
+        (["--preset", "article-grid", "--environment", "arithmetic_tinkre"], "arithmetic_tinker"),
+        (["--preset", "article-grid", "--set", "group_size=24"], "group_size"),
+        (["no-such-file.toml"], "no-such-file.toml"),
+    ],
+)
+def test_bad_input_is_refused_in_words_before_anything_starts(
+    workspace: Workspace, arguments: list[str], said: str
+) -> None:
+    before = list_search_ids(workspace)
+    done = hermes(workspace, "search", "start", *arguments, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list_search_ids(workspace) == before

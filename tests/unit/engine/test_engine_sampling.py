@@ -1,0 +1,224 @@
+"""A completion depends on its weights, prompt, parameters, seed and index, and on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_reference import logprobs, peft_model
+
+from hermes_rl.engine import adapter_table, decoding
+from hermes_rl.engine.adapter_table import AdapterTable
+from hermes_rl.engine.choosing import Choice, choose
+from hermes_rl.engine.decoding import DecodeBatch, SampleJob
+from hermes_rl.engine.process import multiplies_bfloat16
+from hermes_rl.engine.randomness import stream_keys, uniforms
+
+
+@pytest.fixture(params=["merged", "low-rank"])
+def form(request, monkeypatch):
+    """Both ways in which adapters are stacked."""
+    monkeypatch.setattr(adapter_table, "STACK_LIMIT_BYTES", 2**40 if request.param == "merged" else 0)
+    return request.param
+
+
+def job(adapter, prompt, *, count=1, seed=0, max_tokens=12, temperature=1.0, **options) -> SampleJob:
+    def finished(job: SampleJob, failure: str | None) -> None:
+        assert failure is None
+
+    defaults = {"top_k": -1, "top_p": 1.0, "stop_tokens": (), "finished": finished}
+    return SampleJob(
+        key=id(adapter),
+        adapter=adapter,
+        prompt=np.asarray(prompt),
+        count=count,
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=temperature,
+        **(defaults | options),
+    )
+
+
+def run(base, jobs, *, staggered: bool = False, table: AdapterTable | None = None) -> None:
+    batch = DecodeBatch(base, table or AdapterTable(base), cache_bytes=2**28)
+    for each in jobs:
+        batch.waiting.append(each)
+        if staggered:
+            batch.advance()
+    while batch.busy:
+        batch.advance()
+
+
+def test_nobody_else_in_the_batch_matters(base, make_adapter, form):
+    check_alone_and_among_others(base, make_adapter, tolerance=2e-6)
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="bfloat16 is not chosen on this processor")
+def test_nobody_else_in_the_batch_matters_to_bfloat16(base_bfloat16, make_adapter):
+    check_alone_and_among_others(base_bfloat16, make_adapter, tolerance=0)
+
+
+def check_alone_and_among_others(base, make_adapter, tolerance: float) -> None:
+    adapters = [make_adapter(seed, rank) for seed, rank in enumerate((8, 16, 32, 4))]
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 300, 20)
+    alone = job(adapters[0], prompt, seed=7)
+    run(base, [alone])
+    expected = alone.results[0]
+    for trial in range(6):
+        others = [
+            job(
+                [*adapters, None][int(rng.integers(0, 5))],
+                rng.integers(0, 300, int(rng.integers(1, 40))),
+                count=int(rng.integers(1, 6)),
+                seed=number,
+                max_tokens=int(rng.integers(1, 20)),
+                temperature=float(rng.choice([0.0, 0.7, 1.0])),
+            )
+            for number in range(int(rng.integers(1, 9)))
+        ]
+        mine = job(adapters[0], prompt, seed=7, count=int(rng.integers(1, 5)))
+        others.insert(int(rng.integers(0, len(others) + 1)), mine)
+        run(base, others, staggered=bool(trial % 2))
+        assert mine.results[0].tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(mine.results[0].logprobs, expected.logprobs, rtol=0, atol=tolerance)
+
+
+def test_logprobs_are_those_of_the_reference(base, make_adapter, tmp_path, form):
+    adapters = [make_adapter(1, 8), make_adapter(2, 16)]
+    jobs = [job(adapter, range(10, 30), count=3, seed=4, temperature=0.8) for adapter in adapters]
+    run(base, jobs)
+    for adapter, each in zip(adapters, jobs, strict=True):
+        model = peft_model(base, adapter, tmp_path / str(adapter.spec.rank))
+        for result in each.results:
+            tokens = torch.from_numpy(np.concatenate([each.prompt, result.tokens]))
+            expected = logprobs(model, tokens[:-1], tokens[1:])[len(each.prompt) - 1 :]
+            np.testing.assert_allclose(result.logprobs, expected.detach().numpy(), atol=1e-3)
+
+
+def test_temperature_zero_is_greedy_decoding(base, form):
+    model = transformers.AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
+    prompt = list(range(40, 60))
+    mine = job(None, prompt, temperature=0.0, max_tokens=16)
+    run(base, [mine])
+    expected = model.generate(
+        torch.tensor([prompt]), max_new_tokens=16, min_new_tokens=16, do_sample=False, pad_token_id=0
+    )[0, len(prompt) :]
+    assert mine.results[0].tokens.tolist() == expected.tolist()
+
+
+def test_many_adapters_queue_for_few_slots(base, make_adapter):
+    adapters = [make_adapter(seed) for seed in range(7)]
+    together = [job(adapter, range(20), seed=3) for adapter in adapters]
+    run(base, together, table=AdapterTable(base, max_slots=2))
+    for adapter, each in zip(adapters, together, strict=True):
+        alone = job(adapter, range(20), seed=3)
+        run(base, [alone])
+        assert alone.results[0].tokens.tolist() == each.results[0].tokens.tolist()
+
+
+def test_stop_tokens_end_a_completion_and_stay_in_it(base):
+    free = job(None, range(20), seed=5, max_tokens=12)
+    run(base, [free])
+    tokens = free.results[0].tokens.tolist()
+    stopper = tokens[4]
+    stopped = job(None, range(20), seed=5, max_tokens=12, stop_tokens=(stopper, 299))
+    run(base, [stopped])
+    assert stopped.results[0].tokens.tolist() == tokens[: tokens.index(stopper) + 1]
+    assert stopped.results[0].stopped
+    assert not free.results[0].stopped
+
+
+def test_prompt_scores(base, make_adapter, tmp_path):
+    adapter = make_adapter(1)
+    prompt = np.arange(30, 50)
+    targets = np.full((19, 2), -1)
+    targets[3] = (7, 8)
+    mine = job(
+        adapter,
+        prompt,
+        max_tokens=1,
+        prompt_logprobs=True,
+        prompt_top_k=4,
+        prompt_targets=targets,
+        prompt_alternatives=3,
+    )
+    run(base, [mine])
+    model = peft_model(base, adapter, tmp_path / "adapter")
+    table = model(torch.from_numpy(prompt)[None]).logits[0].log_softmax(-1).detach().numpy()
+    scores = mine.scores
+    expected = table[np.arange(19), prompt[1:]]
+    assert np.isnan(scores.logprobs[0])
+    np.testing.assert_allclose(scores.logprobs[1:], expected, atol=1e-4)
+    np.testing.assert_allclose(scores.top_logprobs[1:], -np.sort(-table[:-1], axis=1)[:, :4], atol=1e-4)
+    np.testing.assert_allclose(scores.targets[3], table[3, [7, 8]], atol=1e-4)
+    assert not scores.targets[4].any()
+    drawn = scores.alternatives
+    np.testing.assert_allclose(
+        scores.alternative_logprobs, np.take_along_axis(table[:-1], drawn, axis=1), atol=1e-4
+    )
+
+
+def test_last_prompt_tokens_only(base):
+    mine = job(None, range(20), max_tokens=0, prompt_logprobs=True, prompt_last=5)
+    run(base, [mine])
+    assert np.isnan(mine.scores.logprobs[:15]).all()
+    assert not np.isnan(mine.scores.logprobs[15:]).any()
+
+
+def test_choices_follow_the_distribution():
+    torch.manual_seed(0)
+    logits = torch.randn(1, 12)
+    rows = 40_000
+    at = uniforms(stream_keys(1, rows), np.zeros(rows, np.int64))
+
+    def frequencies(temperature: float, top_k: int, top_p: float) -> np.ndarray:
+        choice = Choice(
+            np.full(rows, temperature, np.float32), np.full(rows, top_k), np.full(rows, top_p, np.float32)
+        )
+        tokens, _ = choose(logits.expand(rows, -1), choice, at)
+        return np.bincount(tokens.numpy(), minlength=12) / rows
+
+    for temperature in (1.0, 0.5, 2.0):
+        expected = torch.softmax(logits[0] / temperature, 0).numpy()
+        np.testing.assert_allclose(frequencies(temperature, -1, 1.0), expected, atol=0.01)
+    probabilities = torch.softmax(logits[0], 0).numpy()
+    order = np.argsort(-probabilities)
+    top = np.zeros(12)
+    top[order[:3]] = probabilities[order[:3]]
+    np.testing.assert_allclose(frequencies(1.0, 3, 1.0), top / top.sum(), atol=0.01)
+    kept = order[: int((np.cumsum(probabilities[order]) < 0.6).sum()) + 1]
+    nucleus = np.zeros(12)
+    nucleus[kept] = probabilities[kept]
+    np.testing.assert_allclose(frequencies(1.0, -1, 0.6), nucleus / nucleus.sum(), atol=0.01)
+
+
+def test_random_streams_are_uniform_and_apart():
+    keys = np.concatenate([stream_keys(seed, 50) for seed in range(50)])
+    assert len(set(keys.tolist())) == 2500
+    drawn = np.stack([uniforms(keys, np.full(2500, position)) for position in range(20)])
+    assert abs(drawn.mean() - 0.5) < 0.005
+    assert np.abs(np.corrcoef(drawn[:, :50].T) - np.eye(50)).max() < 0.95
+    assert abs(np.corrcoef(drawn[0], drawn[1])[0, 1]) < 0.08
+
+
+def test_requests_of_one_adapter_join_together_and_none_waits_for_ever(base, make_adapter, monkeypatch):
+    monkeypatch.setattr(decoding, "CPU_ROWS", 4)
+    monkeypatch.setattr(decoding, "CPU_CACHE_BYTES", 0)
+    first, second = make_adapter(1), make_adapter(2)
+    ended: list[str] = []
+
+    def named(adapter, name: str) -> SampleJob:
+        return job(
+            adapter, [5, 6, 7], count=2, max_tokens=3, finished=lambda job, failure: ended.append(name)
+        )
+
+    batch = DecodeBatch(base, AdapterTable(base), cache_bytes=2**28)
+    batch.waiting.extend([named(first, "a"), named(second, "b"), named(first, "c"), named(first, "d")])
+    while batch.busy:
+        if len(batch.waiting) < 4 and len(ended) < 20:
+            batch.waiting.append(named(first, "later"))
+        batch.advance()
+    assert ended[:2] == ["a", "c"]
+    assert "b" in ended[2:4]
