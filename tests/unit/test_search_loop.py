@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hermes_rl.search.objective import CurvePoint, Objective
 from hermes_rl.search.orchestrator import Orchestrator
 from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.replay import Recording, ReplayTrials
-from hermes_rl.search.runner import TrialRequest
+from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import params_key
 from hermes_rl.search.summary import summarize
 
@@ -349,6 +350,37 @@ def test_a_search_can_be_extended_once_it_is_done(tmp_path: Path) -> None:
     assert {record.stage for record in after[7:]} == {"replicate"}
     with pytest.raises(SearchError, match="not a number"):
         extend(store, trials="many")
+
+
+@pytest.mark.parametrize("pruner", ["asha", "promote", "median", "hyperband"])
+@pytest.mark.parametrize("ends", ["before the stop", "all but its last checkpoint"])
+def test_a_trial_that_ends_while_it_is_being_stopped_has_completed(
+    tmp_path: Path, pruner: str, ends: str
+) -> None:
+    overtaken: set[str] = set()
+
+    class Overtaken(ReplayTrials):
+        """A stop comes too late: the run has evaluated its last weights by then."""
+
+        def stop(self, run_ids: Iterable[str]) -> None:
+            overtaken.update(run_ids)
+            if ends != "before the stop":
+                super().stop(run_ids)
+
+        def observe(self, run_id: str) -> Observation:
+            seen = super().observe(run_id)
+            if run_id not in overtaken:
+                return seen
+            _, recording = self._started[run_id]
+            state = seen.state if ends != "before the stop" else "completed"
+            return replace(seen, state=state, step=recording.total_steps, curves=recording.curves)
+
+    store, _, _ = search(tmp_path, preset="article-grid", pruner=pruner, rungs=8)
+    assert Orchestrator(store, Overtaken(training, DEFAULT)).run().state == "completed"
+    records = store.records()
+    assert overtaken
+    assert {record.state for record in records} == {"completed"}
+    assert all(record.points("eval_percent_correct")[-1].step == 48 for record in records)
 
 
 def test_a_promoted_trial_goes_on_where_it_paused(tmp_path: Path) -> None:

@@ -470,25 +470,44 @@ class Orchestrator:
         observation = self._runner.observe(record.run_id)
         self._copy(observation, record)
         metric = self._objectives[0].metric
-        pruned = False
+        wanted = False
         for point in observation.curves.get(metric, []):
             if point.step > max(0, self._reported.get(record.trial, 0)) and math.isfinite(point.value):
                 self._reported[record.trial] = point.step
                 wanted = self._strategy.report(record, point.step, point.value)
-                at_end = record.total_steps is not None and point.step >= record.total_steps
-                pruned = wanted and not at_end and not record.is_default
-        reason = "stopped early" if pruned else self._strategy.stopped(record)
-        if observation.state == "running" and reason is not None:
-            self._runner.stop([record.run_id])
-            self._copy(self._runner.observe(record.run_id), record)
-            record.state, record.reason = "pruned", f"{reason} at step {record.step}"
-            self._finish(record)
-        elif observation.state != "running":
+        reason = "stopped early" if wanted and not record.is_default else self._strategy.stopped(record)
+        if observation.state != "running":
             self._close(record, observation)
-        elif self._pauses(record):
-            self._runner.stop([record.run_id])
+        elif self._is_measured_at_end(record):
+            return
+        elif reason is not None:
+            if self._stop_early(record):
+                record.state, record.reason = "pruned", f"{reason} at step {record.step}"
+                self._finish(record)
+        elif self._pauses(record) and self._stop_early(record):
             record.state = "paused"
             self._store.append(record)
+
+    def _is_measured_at_end(self, record: TrialRecord) -> bool:
+        """Whether a trial has its last value: nothing is saved by stopping it."""
+        points = record.points(self._objectives[0].metric)
+        return bool(points) and record.total_steps is not None and points[-1].step >= record.total_steps
+
+    def _stop_early(self, record: TrialRecord) -> bool:
+        """Stop a running trial; False when it came to its end all the same, before it could be stopped."""
+        assert record.run_id is not None
+        self._runner.stop([record.run_id])
+        observation = self._runner.observe(record.run_id)
+        self._copy(observation, record)
+        if observation.state != "stopped":
+            self._close(record, observation)
+        elif self._is_measured_at_end(record):  # only its last checkpoint was broken off
+            record.state = "stopped"
+            self._store.append(record)
+            self._again.append(record)
+        else:
+            return True
+        return False
 
     def _close(self, record: TrialRecord, observation: Observation) -> None:
         if observation.state == "completed":
