@@ -64,9 +64,9 @@ def stop_search(store: SearchStore) -> str:
         SearchError: it did not stop in time.
     """
     if store.is_driven():
-        store.stop_file.touch()
         deadline = time.monotonic() + _STOP_SECONDS
         while store.is_driven():
+            store.stop_file.touch()  # again and again: a driver that just begins removes an earlier one's
             if time.monotonic() > deadline:
                 raise SearchError(f"The search {store.search_id} did not stop within {_STOP_SECONDS:g} s.")
             time.sleep(0.05)

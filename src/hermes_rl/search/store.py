@@ -29,6 +29,9 @@ from hermes_rl.search.trial import FINISHED, TrialRecord
 if TYPE_CHECKING:
     import optuna
 
+_LOOK_SECONDS = 2.0
+"""Whoever looks whether a search is driven holds its lock for an instant; a driver holds it for longer."""
+
 
 class SearchFile(BaseModel):
     """``search.json``.
@@ -162,13 +165,18 @@ class SearchStore:
             SearchError: another process drives it.
         """
         with open(self.folder / "lock", "w", encoding="ascii") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SearchError(
-                    f"The search {self.search_id} is already running.",
-                    hint=f"hermes-rl search status {self.search_id}",
-                ) from error
+            deadline = time.monotonic() + _LOOK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise SearchError(
+                            f"The search {self.search_id} is already running.",
+                            hint=f"hermes-rl search status {self.search_id}",
+                        ) from error
+                time.sleep(0.01)
             self.stop_file.unlink(missing_ok=True)
             yield
 
