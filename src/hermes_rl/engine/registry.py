@@ -28,6 +28,8 @@ from hermes_rl.errors import EngineError
 from hermes_rl.process_identity import end_processes, is_alive
 
 START_TIMEOUT_S = 600.0
+ANSWER_SECONDS = 60.0
+"""How long an engine that others may be using has to answer before it is ended and another one started."""
 STOP_SECONDS = 10.0
 """How long an engine may take to end before it is killed."""
 _KEYS_OF_OTHERS = frozenset(
@@ -107,7 +109,7 @@ def ensure_engine(ws: Workspace, spec: EngineSpec, *, timeout: float = START_TIM
     ws.logs.mkdir(parents=True, exist_ok=True)
     with _locked(ws.engines / f"{spec.key}.lock", timeout):
         record = _read(ws.engines / f"{spec.key}.json")
-        if record is not None and _answers(record.address):
+        if record is not None and _answers_in_time(record):
             return record.address
         if record is not None:
             _end(record)
@@ -202,6 +204,18 @@ def _answers(address: EngineAddress) -> bool:
         return response.status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def _answers_in_time(record: EngineRecord) -> bool:
+    """Whether an engine answers; False at once when it ends, as one that was idle does."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while is_alive(record.address.pid, record.mark):
+        if _answers(record.address):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return False
 
 
 def _end(record: EngineRecord) -> None:
