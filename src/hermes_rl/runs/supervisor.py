@@ -59,7 +59,8 @@ FINISH_GRACE_SECONDS = 10.0
 """How long the environment may take to end by itself after the trainer has finished."""
 TRAINER_FINISH_SECONDS = 300.0
 """How long the trainer may take to end after the environment has, because the run was over."""
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
+"""How long the API server may take to say whether the run is over."""
 COMPLETED_PHASE = "completed"
 """What the trainer writes as its last phase when all steps were taken."""
 LAST_WRITE_ATTEMPTS = 120
@@ -140,7 +141,8 @@ class Supervisor:
         finally:
             for child in self._children.values():
                 child.process.signal(signal.SIGKILL)
-        self._remove_capabilities()
+        if self._record.is_ours:
+            self._remove_capabilities()
         for watching in (self._engine_watch, self._judging, *self._silence_watches):
             if watching is not None:
                 watching.cancel()
@@ -194,8 +196,10 @@ class Supervisor:
         for endpoint in sockets.values():
             endpoint.close()
         self._children["api"].process.release({})
+        if not self._record.starting(self._children):
+            self._conclude(Outcome(RunState.FAILED, "the run was given up, or goes on elsewhere"))
+            raise asyncio.CancelledError
         self._write_capabilities(shared)
-        self._record.starting(self._children)
         await self._until_ready("api", wait_until_healthy(*ports["api"]))
         if not engine.done():
             self._record.phase("starting engine")
@@ -399,7 +403,7 @@ class Supervisor:
             _, state = await asyncio.wait_for(get_json(port, f"/{capability}/state"), ANSWER_SECONDS)
             finished = bool(state and state.get("finished"))
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            finished = False
+            finished = read_progress(self._run_dir).get("phase") == COMPLETED_PHASE
         if finished:
             await asyncio.sleep(TRAINER_FINISH_SECONDS)
             self._conclude(
@@ -470,14 +474,22 @@ class Recorder:
 
     The store is opened at the first use, after the processes were started, because its import takes as
     long as theirs.
+
+    Attributes:
+        is_ours: whether the run is this supervisor's. Whoever asks for a run whose starter was killed records
+            that its start was interrupted, and it may be resumed, before its first supervisor gets so far.
+            Nothing is written of a run that is not ours.
     """
 
     def __init__(self, workspace: Workspace, run_id: str) -> None:
         self._workspace = workspace
         self._run_id = run_id
         self._began = datetime.now(UTC)
+        self.is_ours = True
 
     def _write(self, change: Callable[[RunStore], object]) -> bool:
+        if not self.is_ours:
+            return True
         from sqlalchemy.exc import SQLAlchemyError
 
         from hermes_rl.runs.store import open_store
@@ -489,20 +501,27 @@ class Recorder:
             return False
         return True
 
-    def starting(self, children: Mapping[str, Child]) -> None:
+    def starting(self, children: Mapping[str, Child]) -> bool:
+        """Record the first processes; False when the run is not this supervisor's any more."""
         rows = {role: _row(child) for role, child in children.items()}
 
         def change(store: RunStore) -> None:
-            store.move_run(
+            moved = store.move_run(
                 self._run_id,
                 RunState.STARTING,
                 supervisor_pid=os.getpid(),
                 supervisor_mark=process_mark(os.getpid()),
             )
+            if not moved:  # whoever started this process was quicker, unless it is the supervisor no longer
+                row = store.run(self._run_id)
+                self.is_ours = (row.status, row.supervisor_pid) == (RunState.STARTING, os.getpid())
+                if not self.is_ours:
+                    return
             store.update_run(self._run_id, started_at=self._began, phase="starting API server")
             store.put_processes(self._run_id, rows)
 
         self._write(change)
+        return self.is_ours
 
     def phase(self, phase: str) -> None:
         logger.info("%s", phase)
