@@ -17,7 +17,7 @@ import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 STATE = {"revision": 0, "envs": [], "finished": False}
 CHANGED = threading.Condition()
@@ -33,9 +33,11 @@ class Handler(BaseHTTPRequestHandler):
         if path == f"/{self.capability}/health":
             return self._answer(200, {"status": "ok"})
         if path == f"/{self.capability}/state":
-            if "wait=" in self.path:
+            asked = parse_qs(urlsplit(self.path).query)
+            if "wait" in asked:
                 with CHANGED:
-                    CHANGED.wait(timeout=5)
+                    known = int(asked["revision"][0])
+                    CHANGED.wait_for(lambda: STATE["revision"] != known, timeout=5)
             return self._answer(200, STATE)
         return self._answer(404, {})
 
@@ -79,11 +81,11 @@ def serve(url: str) -> None:
 
 
 def post(url: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"), timeout=10).read()
+    urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"), timeout=60).read()
 
 
 def get(url: str) -> dict:
-    return json.loads(urllib.request.urlopen(url, timeout=30).read())
+    return json.loads(urllib.request.urlopen(url, timeout=60).read())
 
 
 def misbehave(role: str) -> None:

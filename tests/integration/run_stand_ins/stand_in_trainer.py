@@ -1,4 +1,7 @@
-"""Takes total_steps steps once an environment is there, one each $STAND_IN_STEP_SECONDS."""
+"""Takes total_steps steps once an environment is there, one each $STAND_IN_STEP_SECONDS.
+
+While the file $STAND_IN_HOLD is there, it goes no further than the step written in it.
+"""
 
 import json
 import os
@@ -7,6 +10,13 @@ from pathlib import Path
 
 import yaml
 from stand_in_server import arguments, get, misbehave, post, serve
+
+
+def held_at(step: int) -> bool:
+    try:
+        return step >= int(Path(os.environ["STAND_IN_HOLD"]).read_text())
+    except (KeyError, OSError):
+        return False
 
 
 def main() -> int:
@@ -26,6 +36,8 @@ def main() -> int:
         begun = json.loads((run_dir / "checkpoints.json").read_text())[-1]["step"]
     with (run_dir / "metrics.jsonl").open("a") as metrics:
         for step in range(begun + 1, steps + 1):
+            while held_at(step - 1):
+                time.sleep(0.02)
             time.sleep(float(os.environ.get("STAND_IN_STEP_SECONDS", "0.01")))
             train = {
                 "kind": "train",
@@ -37,7 +49,8 @@ def main() -> int:
             metrics.write(json.dumps(train) + "\n")
             metrics.flush()
             if os.environ.get("STAND_IN_CHECKPOINTS") and step % 3 == 0:
-                (run_dir / "checkpoints.json").write_text(json.dumps([{"step": step, "state_path": "a/b"}]))
+                (run_dir / ".checkpoints").write_text(json.dumps([{"step": step, "state_path": "a/b"}]))
+                (run_dir / ".checkpoints").replace(run_dir / "checkpoints.json")
             progress = {"step": step, "total_steps": steps, "phase": "training", "latest": train}
             (run_dir / ".progress").write_text(json.dumps(progress))
             (run_dir / ".progress").replace(run_dir / "progress.json")

@@ -194,7 +194,10 @@ def test_ids_are_found_by_their_beginning_and_wildcards_mean_nothing(store: RunS
 def test_two_hundred_runs_are_listed_well_within_a_second(store: RunStore) -> None:
     for number in range(200):
         store.add_run(**_values(f"run-{number:03}", search_id=f"search-{number % 2}", trial=number))
-    began = time.perf_counter()
-    assert len(store.all_runs()) == 200
-    assert len(store.all_runs("search-1")) == 100
-    assert time.perf_counter() - began < 0.5
+    taken = []
+    for _ in range(5):  # one undisturbed of several will do
+        began = time.perf_counter()
+        assert len(store.all_runs()) == 200
+        assert len(store.all_runs("search-1")) == 100
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.5
