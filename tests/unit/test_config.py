@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.config import (
@@ -251,6 +251,7 @@ _ANYTHING = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(name=st.sampled_from(sorted(FIELDS)) | st.text(max_size=30), value=_ANYTHING)
 def test_any_edit_is_taken_or_refused_and_never_crashes(name: str, value: Any) -> None:
     config = None

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import httpx
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.trajectories.app import build_app
@@ -68,7 +68,7 @@ requests = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(asked=st.lists(requests, min_size=1, max_size=25))
 def test_no_request_breaks_the_server(asked: list[tuple[str, str, dict[str, str], bytes]]) -> None:
     async def play() -> None:
@@ -81,7 +81,7 @@ def test_no_request_breaks_the_server(asked: list[tuple[str, str, dict[str, str]
                     query["wait"] = "0"
                 headers = {"content-encoding": "gzip"} if body[:1] == b"\x1f" else {}
                 answer = await asyncio.wait_for(
-                    http.request(method, f"/{path}", params=query, content=body, headers=headers), 10
+                    http.request(method, f"/{path}", params=query, content=body, headers=headers), 60
                 )
                 assert answer.status_code < 500, (method, path, query, body, answer.text)
                 answer.json()
