@@ -18,7 +18,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from tests.integration.short_runs import end_everything, short_workspace
+from tests.integration.short_runs import SHORT, end_everything, short_workspace
 
 from hermes_rl import runs
 from hermes_rl.agent.toolset import TOOLS
@@ -86,7 +86,7 @@ def http_server(workspace: Workspace, token: str | None = None) -> Iterator[tupl
         yield url, token
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=240)
 
 
 async def test_over_stdio_a_client_lists_edits_starts_and_checks(workspace: Workspace) -> None:
@@ -109,6 +109,8 @@ async def test_over_stdio_a_client_lists_edits_starts_and_checks(workspace: Work
 
 
 async def test_over_http_two_clients_keep_their_own_selections(workspace: Workspace) -> None:
+    long = SHORT.replace("value = 4", "value = 400")  # the run is stopped, not awaited
+    (workspace.root / "policy.toml").write_text(long, encoding="utf-8")
     with http_server(workspace) as (url, token):
         async with over_http(url, token) as one, over_http(url, token, mode="legacy") as two:
             await ask(one, "rl_edit_config", field="batch_size", value=32)

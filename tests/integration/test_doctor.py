@@ -29,7 +29,7 @@ def examine(
     env = {name: value for name, value in os.environ.items() if name not in (*SECRETS, "WANDB_MODE")}
     env |= {"HF_HUB_OFFLINE": "1", "NETRC": os.devnull} | variables
     command = [sys.executable, "-m", "hermes_rl", "doctor", "--json", "--workspace", str(root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
     assert done.stdout.startswith("["), done.stderr
     return done.returncode, {entry["name"]: entry for entry in json.loads(done.stdout)}, done.stdout
 

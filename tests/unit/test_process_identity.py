@@ -24,7 +24,7 @@ def test_a_child_that_was_not_yet_reaped_counts_as_gone() -> None:
     assert not wait_for_end(child.pid, mark, timeout=0)
     assert child.stdin is not None
     child.stdin.close()
-    assert wait_for_end(child.pid, mark, timeout=10)
+    assert wait_for_end(child.pid, mark, timeout=60)
     assert not is_alive(child.pid, mark)
     child.wait()
     assert wait_for_end(child.pid, mark, timeout=0)

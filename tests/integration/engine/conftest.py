@@ -41,7 +41,7 @@ class RunningEngine:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +98,7 @@ def start_engine(model_folder, tmp_path_factory) -> Iterator[Callable[..., Runni
             command += ["--idle-timeout", "600"]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not address.exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

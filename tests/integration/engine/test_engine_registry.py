@@ -19,7 +19,7 @@ from hermes_rl.errors import EngineError
 from hermes_rl.process_identity import is_alive, process_mark
 
 
-def until(condition, seconds: float = 60.0) -> None:
+def until(condition, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -104,7 +104,7 @@ def test_another_process_with_the_engines_pid_is_no_engine(ws, model_folder):
 
 
 def test_an_idle_engine_ends(ws, model_folder):
-    address = ensure_engine(ws, EngineSpec(str(model_folder), idle_timeout=1.0))
+    address = ensure_engine(ws, EngineSpec(str(model_folder), idle_timeout=6.0))
     (record,) = list_engines(ws)
     until(lambda: not is_alive(address.pid, record.mark))
     assert list(ws.engines.glob("*.json")) == []

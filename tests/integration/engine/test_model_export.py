@@ -35,7 +35,7 @@ def trained(tmp_path_factory) -> Iterator[tuple[Workspace, str, str]]:
 def export(workspace: Workspace, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hermes_rl", "model", "export", *map(str, arguments)]
     command += ["--workspace", str(workspace.root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
 
 @torch.no_grad()
