@@ -20,7 +20,7 @@ from hermes_rl.trajectories.client import TrajectoriesClient
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / "data" / "environments"
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 async def until(
@@ -161,7 +161,7 @@ class RunBench:
             if process.poll() is None:
                 process.terminate()
                 try:
-                    process.wait(10)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
