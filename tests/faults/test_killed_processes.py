@@ -30,8 +30,9 @@ from hermes_rl.runs.store import open_store
 ROUNDS = int(os.environ.get("HERMES_RL_FAULT_ROUNDS", "1"))
 STEPS = 12
 EVALUATED = 128
-SECONDS_TO_THE_TRUTH = 10.0
-SECONDS_FOR_A_RUN = 180.0
+SECONDS_TO_THE_TRUTH = 45.0
+"""Each of three processes has ten seconds to end by itself, and the machine may be busy."""
+SECONDS_FOR_A_RUN = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def _start(workspace: Workspace) -> str:
 def _until(workspace: Workspace, run_id: str, condition: Callable[[RunStatus], bool]) -> RunStatus:
     deadline = time.monotonic() + SECONDS_FOR_A_RUN
     while time.monotonic() < deadline:
-        status = runs.status(workspace, run_id)
+        status = runs.glance(workspace, run_id)
         if condition(status):
             return status
         assert not status.is_final, status
@@ -98,7 +99,7 @@ def test_a_killed_process_costs_only_the_steps_since_the_checkpoint(
 ) -> None:
     if number == signal.SIGTERM and role == "engine" and ROUNDS == 1:
         pytest.skip("an engine that is told to stop ends its runs as one that is killed does")
-    moment = random.Random(f"{role} {number} {attempt}").randint(0, STEPS - 4)
+    moment = random.Random(f"{role} {number} {attempt}").randint(0, STEPS // 2)
     run_id = _start(workspace)
     _until(workspace, run_id, lambda status: status.status == "running" and status.step >= moment)
     os.kill(_pid(workspace, run_id, role), number)
