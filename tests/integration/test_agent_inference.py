@@ -64,7 +64,7 @@ def test_a_missing_key_and_a_dead_endpoint_are_said(workspace: Workspace) -> Non
         'api_key_env = "NOBODYS_KEY"\n'
     )
     session = AgentSession(workspace)
-    found = call(session, "rl_test_inference", {"models": ["keyless"], "num_steps": 1, "wait_seconds": 120})
+    found = call(session, "rl_test_inference", {"models": ["keyless"], "num_steps": 1, "wait_seconds": 240})
     report = found["models"]["keyless"]
     assert not report["works"]
     assert "NOBODYS_KEY" in report["hint"]
@@ -84,7 +84,7 @@ def test_an_environment_that_raises_is_said(workspace: Workspace) -> None:
         (workspace.root / "policy.toml").write_text(
             f'[models.other]\nbase_url = "{url}"\nmodel_name = "scripted"\n'
         )
-        found = call(session, "rl_test_inference", {"models": ["other"], "num_steps": 1, "wait_seconds": 120})
+        found = call(session, "rl_test_inference", {"models": ["other"], "num_steps": 1, "wait_seconds": 240})
     assert "no data here" in found["models"]["other"]["error"]
 
 

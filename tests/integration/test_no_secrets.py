@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -76,7 +77,7 @@ def hermes(workspace: Workspace, *arguments: str) -> str:
     env = {**os.environ, **SECRETS, "HERMES_RL_WORKSPACE": str(workspace.root), "WANDB_MODE": "disabled"}
     settings = [part for one in TINY for part in ("--set", one)] if "start" in arguments else []
     command = [sys.executable, "-m", "hermes_rl", *arguments, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     return done.stdout + done.stderr
 
 
@@ -98,7 +99,7 @@ def test_no_secret_is_in_any_file_output_or_process_list(workspace: Workspace) -
     assert any("hermes_rl.engine.process" in line for line in listed.seen)
     _check("the process list", "\n".join(listed.seen).encode())
     for file in workspace.root.rglob("*"):
-        if file.is_file():
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # an engine that ends takes its away
             name = str(file.relative_to(workspace.root))
             _check(name, file.read_bytes(), addresses=not MAY_HOLD_ADDRESSES.match(name))
             if MAY_HOLD_ADDRESSES.match(name):

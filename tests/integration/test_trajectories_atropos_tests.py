@@ -24,7 +24,7 @@ def test_an_atropos_client_finds_what_atropos_promises(module: str, tests: int, 
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -18,7 +18,7 @@ def test_the_tables_are_those_of_the_code() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     assert answer.returncode == 0, f"{answer.stdout}{answer.stderr}run: python docs/write_tables.py"
 
