@@ -158,6 +158,44 @@ def test_a_search_killed_in_the_middle_goes_on_with_nothing_finished_lost(
     assert all(record.state == "completed" for record in records)
 
 
+@pytest.mark.parametrize("pruner", ["none", "promote"])
+def test_a_run_started_by_a_process_that_died_before_it_could_say_so_is_taken_over(
+    tmp_path: Path, pruner: str
+) -> None:
+    class DyingAtStarts(ReplayTrials):
+        """Dies right after each third start or resumption of a run."""
+
+        launches = 0
+
+        def start(self, request: TrialRequest) -> str:
+            super().start(request)
+            return self._die_or_return(super().find(request.trial))
+
+        def resume(self, request: TrialRequest, run_id: str) -> str:
+            return self._die_or_return(super().resume(request, run_id))
+
+        def _die_or_return(self, run_id: str | None) -> str:
+            self.launches += 1
+            if self.launches % 3 == 0:
+                raise Interrupted
+            assert run_id is not None
+            return run_id
+
+    store, _, _ = search(tmp_path, preset="article-grid", pruner=pruner, rungs=8, parallel=2)
+    dying = DyingAtStarts(training, DEFAULT)
+    deaths = 0
+    while True:
+        try:
+            Orchestrator(store, dying).run()
+            break
+        except Interrupted:
+            deaths += 1
+    assert deaths > 5
+    records = store.records()
+    assert len({record.run_id for record in records}) == len(dying._started) == 27
+    assert {record.state for record in records} <= {"completed", "pruned"}
+
+
 def test_a_search_resumed_after_its_runs_are_gone_runs_them_again(tmp_path: Path) -> None:
     store, _, _ = search(tmp_path, preset="article-grid", parallel=2)
     dying = DyingTrials(training, DEFAULT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,16 +39,18 @@ class TinkerServer:
         self.broken = False
         self.model_id = "session:train:0"
 
-    async def _save(self, kind: str, name: str) -> SimpleNamespace:
+    async def _save(self, kind: str, name: str, overwrite: bool) -> SimpleNamespace:
         path = f"tinker://{self.model_id}/{kind}/{name}"
+        assert overwrite or path not in self.paths, f"{path} exists already"
         self.paths.add(path)
+        await asyncio.sleep(0)
         return SimpleNamespace(path=path)
 
-    def save_state(self, name: str) -> Any:
-        return self._save("weights", name)
+    def save_state(self, name: str, overwrite: bool = False) -> Any:
+        return asyncio.ensure_future(self._save("weights", name, overwrite))
 
     def save_weights_for_sampler(self, name: str) -> Any:
-        return self._save("sampler_weights", name)
+        return asyncio.ensure_future(self._save("sampler_weights", name, overwrite=True))
 
     async def delete_checkpoint_from_tinker_path(self, path: str) -> None:
         if self.broken:
@@ -84,6 +87,24 @@ async def test_a_run_ends_with_its_newest_its_best_and_its_last(tmp_path: Path) 
     assert listed(tmp_path / "r") == at_server(server) == [3, 8, 9]
     assert len(server.paths) == 4  # the last one's sampler weights
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"checkpoints.json"}
+
+
+@pytest.mark.parametrize("keep_checkpoints", [0, 1])
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_save_that_was_broken_off_can_be_made_again(
+    tmp_path: Path, keep_checkpoints: int, last: bool
+) -> None:
+    server = TinkerServer()
+    saving = checkpoints(tmp_path / "r", server, keep_checkpoints=keep_checkpoints)
+    save = asyncio.create_task(saving.save_final(9) if last else saving.save(9))
+    while not server.paths:
+        await asyncio.sleep(0)
+    save.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await save
+    assert not saving.has(9)
+    await saving.save(9)
+    assert listed(tmp_path / "r") == at_server(server) == [9]
 
 
 async def test_all_stay_when_nobody_wants_them_removed(tmp_path: Path) -> None:

@@ -254,6 +254,8 @@ class Orchestrator:
         """Take over what an interrupted sitting left: finished, still running, or to be run again."""
         self._queue = self._strategy.adopt(list(self._records.values()))
         for record in list(self._records.values()):
+            if record.state == "running" and record.run_id is None:
+                record.run_id = self._runner.find(record.trial)
             if record.state == "running" and record.run_id is not None:
                 observation = self._runner.observe(record.run_id)
                 if observation.state in ("stopped", "failed"):
@@ -364,6 +366,8 @@ class Orchestrator:
             None,
         )
         self._records[record.trial] = record
+        # Known before it starts: whoever resumes a search that was killed in between finds the run.
+        self._store.append(record)
         try:
             request = self._request(record)
             if record.run_id is None:

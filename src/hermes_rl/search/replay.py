@@ -92,6 +92,7 @@ class ReplayTrials:
         self._clock = 0.0
         self._started: dict[str, tuple[float, Recording]] = {}
         self._stopped: dict[str, float] = {}
+        self._trials: dict[int, str] = {}
 
     def defaults(self, names: Iterable[str]) -> dict[str, Any]:
         """The default configuration's values of these fields."""
@@ -109,6 +110,7 @@ class ReplayTrials:
         """Start playing; the id is the number of recordings started before."""
         run_id = f"replay-{len(self._started)}"
         self._started[run_id] = (self._clock, self._source({**self._default, **request.params}, request.seed))
+        self._trials[request.trial] = run_id
         return run_id
 
     def resume(self, request: TrialRequest, run_id: str) -> str:
@@ -119,6 +121,10 @@ class ReplayTrials:
         paused_at = self._stopped.pop(run_id, self._clock)
         self._started[run_id] = (begun + self._clock - paused_at, recording)
         return run_id
+
+    def find(self, trial: int) -> str | None:
+        """The id of the recording that was started last for a trial; None when there is none."""
+        return self._trials.get(trial)
 
     def observe(self, run_id: str) -> Observation:
         """The recording as far as the clock has come."""

@@ -127,6 +127,13 @@ class RunTrials:
         except (ConfigError, UnknownRunError):
             return self.start(request)
 
+    def find(self, trial: int) -> str | None:
+        """The id of the run that was started for a trial of this search; None when there is none."""
+        started = [
+            run.run_id for run in runs.list_runs(self._workspace, self._search_id) if run.trial == trial
+        ]
+        return started[-1] if started else None
+
     def observe(self, run_id: str) -> Observation:
         """A run as it stands; one that is gone counts as stopped."""
         try:

@@ -78,6 +78,10 @@ class TrialRunner(Protocol):
         """Go on with a trial that was stopped, from its last checkpoint; returns its run's id."""
         ...
 
+    def find(self, trial: int) -> str | None:
+        """The id of the run that was started for a trial of this search; None when there is none."""
+        ...
+
     def observe(self, run_id: str) -> Observation:
         """A trial as it stands."""
         ...

@@ -87,10 +87,13 @@ class Checkpoints:
         return any(saved.step == step for saved in self._saved)
 
     async def save(self, step: int) -> Checkpoint:
-        """Save weights and optimizer state."""
+        """Save weights and optimizer state.
+
+        The same name again holds the same state: that of a save which was broken off before it was listed.
+        """
         name = f"{self._run_id}-{step:06d}"
         self._announce(f"weights/{name}")
-        saved = await self._client.save_state(name)
+        saved = await self._client.save_state(name, overwrite=True)
         checkpoint = Checkpoint(step, saved.path)
         await self._note(checkpoint)
         return checkpoint
@@ -99,7 +102,7 @@ class Checkpoints:
         """Save the state and, for use after the run, the sampler's weights."""
         name, final = f"{self._run_id}-{step:06d}", f"{self._run_id}-final"
         self._announce(f"weights/{name}", f"sampler_weights/{final}")
-        state = self._client.save_state(name)
+        state = self._client.save_state(name, overwrite=True)
         weights = self._client.save_weights_for_sampler(final)
         checkpoint = Checkpoint(step, (await state).path, (await weights).path)
         await self._note(checkpoint)
