@@ -103,6 +103,25 @@ def test_one_command_searches_and_its_last_line_trains_with_the_best(workspace: 
     assert data["best"]["params"] == summary.best.params
 
 
+def test_runs_whose_start_was_not_recorded_are_taken_over(workspace: Workspace) -> None:
+    rates = ["--space", "learning_rate=4e-5,6e-5,8e-5"]
+    hermes(workspace, "search", "start", *rates, "--set", "total_steps=12", *TINY[2:], "--detach")
+    store = newest(workspace)
+    wait_until(lambda: any(r.state == "running" and r.run_id for r in store.records()), "a running trial")
+    kill_driver(store)
+    started = {r.trial: r.run_id for r in store.records() if r.state == "running" and r.run_id}
+    # As if it had been killed an instant earlier: the runs are there, and the trials name none.
+    for record in store.records():
+        if record.trial in started:
+            store.append(record.model_copy(update={"run_id": None}))
+    hermes(workspace, "search", "resume", store.search_id)
+    assert store.state() == "completed"
+    records = store.records()
+    assert [record.state for record in records] == ["completed"] * 3
+    assert {trial: records[trial].run_id for trial in started} == started
+    assert len(runs.list_runs(workspace, store.search_id)) == 3
+
+
 def test_a_stopped_search_leaves_no_run_behind_and_can_be_extended(workspace: Workspace) -> None:
     hermes(
         workspace,
