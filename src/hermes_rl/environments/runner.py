@@ -110,6 +110,7 @@ class Runner:
             while True:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if self._failures.too_many in done:
+                    await self._look_for_the_server()
                     raise self._failures.too_many.result()
                 if poller in done:
                     return poller.result()
@@ -117,6 +118,7 @@ class Runner:
                 if isinstance(error, EnvironmentFailedError | ServiceError):
                     raise error
                 if error is not None:
+                    await self._look_for_the_server()
                     raise EnvironmentFailedError(f"env_manager failed: {describe(error)}") from error
                 # An environment with a loop of its own may stop early; evaluations may still be wanted.
                 waiting.discard(manager)
@@ -133,6 +135,13 @@ class Runner:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
+
+    async def _look_for_the_server(self) -> None:
+        """Raise ServiceError when the API server is gone, for which the environment is not to blame."""
+        try:
+            await self._client.health()
+        except ServiceError as error:
+            raise ServiceError("The API server is gone.") from error
 
     async def _leave(self, *tasks: asyncio.Task[Any]) -> None:
         workers = [worker for worker in self._env.workers if isinstance(worker, asyncio.Task)]
