@@ -107,10 +107,13 @@ async def test_a_stuck_environment_still_stops_when_told_to(bench: RunBench) -> 
 
 
 @pytest.mark.parametrize(
-    "patience", ["1", "600"]
-)  # before, and after groups that cannot be posted are too many
-async def test_a_runner_whose_api_server_is_gone_gives_up(bench: RunBench, patience: str) -> None:
-    await _start(bench, "not at all", "--silence-patience", patience)
+    ("misbehave", "patience"),
+    [("not at all", "1"), ("ask the server for its info again and again", "600")],
+)
+async def test_a_runner_whose_api_server_is_gone_gives_up(
+    bench: RunBench, misbehave: str, patience: str
+) -> None:
+    await _start(bench, misbehave, "--silence-patience", patience)
     await until(lambda: _registered(bench), "the registration")
     bench.processes["api"].kill()
     assert await bench.exit_status("env") == 1

@@ -32,6 +32,12 @@ class MisbehavingEnv(BaseEnv):
         if self.does("block in setup"):
             time.sleep(10_000)
 
+    async def get_server_info(self):
+        await super().get_server_info()
+        while self.does("ask the server for its info again and again"):
+            await asyncio.sleep(0.05)
+            await super().get_server_info()
+
     async def get_next_item(self):
         if self.does("raise in get_next_item"):
             raise KeyError("next")
