@@ -305,9 +305,7 @@ def main() -> None:
     parser.add_argument("--recorded", type=Path)
     parser.add_argument("--only", choices=[*REPLAYED, *REAL])
     parser.add_argument("--peers", help="python of an environment with trl and optuna; else one is made")
-    parser.add_argument(
-        "--whole", action="store_true", help="with peers: all 27 trials, not the same six of both"
-    )
+    parser.add_argument("--whole", action="store_true", help="with peers: all 27 trials of the peer, not six")
     parser.add_argument("--peer-threads", type=int, default=1, help="of the peer; one is the fastest here")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
