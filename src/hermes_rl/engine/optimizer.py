@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+LEAST_EPS = 1e-37
+"""Smaller ones are 0 beside float32 moments, and 0 / 0 where a gradient has been 0 throughout is NaN."""
+
+LARGEST = 1e15
+"""Above it, a learning rate or weight decay leaves the range of float32."""
+
 
 @dataclass(frozen=True)
 class AdamSettings:
@@ -21,11 +27,11 @@ class AdamSettings:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("learning_rate", 0.0, math.inf),
+            ("learning_rate", 0.0, LARGEST),
             ("beta1", 0.0, 1.0),
             ("beta2", 0.0, 1.0),
-            ("eps", 0.0, math.inf),
-            ("weight_decay", 0.0, math.inf),
+            ("eps", LEAST_EPS, math.inf),
+            ("weight_decay", 0.0, LARGEST),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value and (value < high or high == math.inf)):
@@ -48,7 +54,8 @@ class Adam:
         """Move the parameters along ``gradient`` (overwritten). Returns the norm before clipping.
 
         Raises:
-            FloatingPointError: the gradient is not finite; nothing was changed.
+            FloatingPointError: the gradient is not finite, and nothing was changed; or the weights no longer
+                are after the step.
         """
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
@@ -65,6 +72,11 @@ class Adam:
         self.parameters.addcdiv_(
             self.first, denominator, value=-settings.learning_rate / (1 - settings.beta1**self.steps)
         )
+        if not torch.isfinite(self.parameters).all():
+            raise FloatingPointError(
+                "the weights are not finite after this step; load an earlier checkpoint, and go on with a "
+                "smaller learning rate or a larger eps"
+            )
         return norm
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hermes_rl.engine.optimizer import Adam, AdamSettings
+from hermes_rl.engine.optimizer import LEAST_EPS, Adam, AdamSettings
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -51,8 +51,30 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"beta1": 1.0}, {"learning_rate": -1.0}, {"eps": float("nan")}, {"weight_decay": -0.1}]
+    "bad",
+    [
+        {"beta1": 1.0},
+        {"learning_rate": -1.0},
+        {"learning_rate": 1e39},
+        {"eps": float("nan")},
+        {"eps": 0.0},
+        {"eps": 1e-60},
+        {"weight_decay": -0.1},
+    ],
 )
 def test_settings_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         AdamSettings(**bad)
+
+
+def test_the_least_eps_moves_nothing_that_has_no_gradient():
+    parameters = torch.ones(3)
+    Adam(parameters).step(torch.tensor([0.0, 1e-30, 1.0]), AdamSettings(1e-3, eps=LEAST_EPS))
+    assert torch.isfinite(parameters).all()
+    assert parameters[0] == 1
+
+
+def test_weights_that_a_step_breaks_are_no_success():
+    adam = Adam(torch.full((3,), 1e20))
+    with pytest.raises(FloatingPointError, match="weights are not finite"):
+        adam.step(torch.ones(3), AdamSettings(learning_rate=1e14, weight_decay=1e14))
