@@ -41,7 +41,8 @@ def choose(logits: torch.Tensor, choice: Choice, uniform: np.ndarray) -> tuple[t
     if not greedy.any() and not limited.any() and (choice.temperature == 1).all():
         tokens = _invert(torch.exp(logits - normaliser), at)
     else:
-        warm = np.where(greedy, 1.0, choice.temperature).astype(np.float32)
+        # below the least temperature, dividing by it would overflow
+        warm = np.where(greedy, 1.0, np.maximum(choice.temperature, 1e-30)).astype(np.float32)
         scaled = logits / torch.from_numpy(warm).to(logits.device).unsqueeze(1)
         tokens = _invert(torch.softmax(scaled, dim=1), at)
         if limited.any():
@@ -58,7 +59,9 @@ def choose(logits: torch.Tensor, choice: Choice, uniform: np.ndarray) -> tuple[t
 
 def _invert(probabilities: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     cumulative = probabilities.cumsum(dim=1)
-    wanted = at * cumulative[:, -1:]
+    total = cumulative[:, -1:]
+    # rounded to float32 the last part of [0, 1) is 1: below the total lies a token that can be chosen
+    wanted = torch.minimum(at * total, torch.nextafter(total, torch.zeros_like(total)))
     found = torch.searchsorted(cumulative, wanted, right=True).squeeze(1)
     return found.clamp_(max=probabilities.shape[1] - 1)
 

@@ -33,6 +33,10 @@ LOOK_AHEAD = 256
 CPU_CACHE_BYTES = 24 * 2**20
 PREFILL_ROWS = 8192
 LOGITS_BYTES = 128 * 2**20
+NOT_FINITE = (
+    "these weights give logits that are not finite (NaN or infinity); "
+    "go on from an earlier checkpoint, with a smaller learning rate or a larger eps"
+)
 _LENGTH_STEP = 32
 _IDLE_CACHE_BYTES = 32 * 2**20
 
@@ -72,6 +76,9 @@ class SampleJob:
         prompt_targets: ``[len(prompt) - 1, k]`` tokens to score, -1 for none.
         prompt_alternatives: tokens to draw at every prompt position.
         finished: called once on the compute thread with the job itself, or with an error message.
+        begun: how many of the completions have begun; fewer than ``count`` where all would not fit the cache.
+        failure: why it cannot be finished.
+        settled: whether ``finished`` has been called.
     """
 
     key: object
@@ -95,6 +102,15 @@ class SampleJob:
     results: list[SampledTokens | None] = field(default_factory=list)
     scores: PromptScores = field(default_factory=PromptScores)
     cancelled: bool = False
+    begun: int = 0
+    failure: str | None = None
+    settled: bool = False
+
+    def settle(self, failure: str | None) -> None:
+        """Call ``finished`` unless that has been done."""
+        if not self.settled:
+            self.settled = True
+            self.finished(self, failure)
 
     @property
     def scores_prompt(self) -> bool:
@@ -113,10 +129,20 @@ class _Row:
     tops: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Joining:
+    """A request on its way into the batch: its adapter's slot, pinned, and how many rows it will have."""
+
+    slot: int
+    rows: int
+
+
 class DecodeBatch:
     """The running batch.
 
     Rows ``0 … size - 1`` of the key-value cache are in use; a finished row's place is taken by the last one.
+    Every row pins its adapter's slot once, and so does every request between leaving ``waiting`` and having
+    rows.
     """
 
     def __init__(self, base: BaseModel, table: AdapterTable, *, cache_bytes: int) -> None:
@@ -125,6 +151,7 @@ class DecodeBatch:
         self.waiting: deque[SampleJob] = deque()
         self._cache_bytes = cache_bytes
         self._rows: list[_Row] = []
+        self._joining: dict[SampleJob, _Joining] = {}
         self._cache = torch.empty(0)
         self._capacity = 0
         self._length_capacity = 0
@@ -148,54 +175,67 @@ class DecodeBatch:
         if self._rows:
             self._step()
         if not self._rows and self._cache.nbytes > _IDLE_CACHE_BYTES:
-            self._cache = torch.empty(0)
-            self._capacity = self._length_capacity = 0
-            self._allocate_arrays(0)
+            self._free_cache()
 
     def abort(self, reason: str) -> None:
-        """Fail everything running or waiting."""
-        jobs = dict.fromkeys([row.job for row in self._rows] + list(self.waiting))
+        """Fail everything running, joining or waiting."""
+        jobs = dict.fromkeys([row.job for row in self._rows] + list(self._joining) + list(self.waiting))
         for slot in self._slot[: len(self._rows)]:
             self.table.release(int(slot))
+        for joining in self._joining.values():
+            self.table.release(joining.slot)
         self._rows.clear()
+        self._joining.clear()
         self.waiting.clear()
         self._layout = None
+        self._free_cache()
         for job in jobs:
-            job.finished(job, reason)
+            job.settle(reason)
+
+    def _free_cache(self) -> None:
+        self._cache = torch.empty(0)
+        self._capacity = self._length_capacity = 0
+        self._allocate_arrays(0)
 
     # --- joining ---------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        joining: list[tuple[SampleJob, int]] = []
+        joining = self._joining
         prompt_rows = 0
         longest = int(self._limit[: len(self._rows)].max(initial=0))
         rows = len(self._rows)
         beside: object = None
         while self.waiting:
-            place = self._next_waiting(beside)
-            job = self.waiting[place]
-            del self.waiting[place]
+            number = self._next_waiting(beside)
+            job = self.waiting[number]
+            del self.waiting[number]
+            if job.settled:
+                continue
             if job.cancelled:
-                job.finished(job, "cancelled")
+                job.settle("cancelled")
                 continue
             need = max(longest, len(job.prompt) + job.max_tokens)
-            full = self._full(rows + job.count, need) or prompt_rows + len(job.prompt) > PREFILL_ROWS
+            taken = job.count - job.begun if job.max_tokens else 0
+            full = self._full(rows + taken, need) or prompt_rows + len(job.prompt) > PREFILL_ROWS
             if full and (rows or joining):
-                self.waiting.insert(place, job)
+                self.waiting.insert(number, job)
                 break
+            taken = min(taken, self._fitting(need))
             slot = self.table.acquire(job.key, job.adapter)
             if slot is None:
-                self.waiting.insert(place, job)
+                self.waiting.insert(number, job)
                 break
-            joining.append((job, slot))
+            joining[job] = _Joining(slot, taken)
             beside = job.key
-            longest, rows = need, rows + job.count
+            longest, rows = need, rows + taken
             prompt_rows += len(job.prompt)
         by_slot: dict[int, list[SampleJob]] = {}
-        for job, slot in joining:
-            by_slot.setdefault(slot, []).append(job)
+        for job, place in joining.items():
+            by_slot.setdefault(place.slot, []).append(job)
         for slot, jobs in by_slot.items():
             self._prefill(slot, jobs)
+            # what does not fit the cache at once waits for its next turn
+            self.waiting.extend(job for job in jobs if job.max_tokens and job.begun < job.count)
 
     def _next_waiting(self, key: object) -> int:
         """Place of the request to join next: one with the same weights as the last, else the oldest.
@@ -212,6 +252,10 @@ class DecodeBatch:
         if self.base.device.type == "cpu" and rows > CPU_ROWS and size > CPU_CACHE_BYTES:
             return True
         return rows > MAX_ROWS or size > self._cache_bytes
+
+    def _fitting(self, length: int) -> int:
+        """How many rows of that length the cache holds; one at least."""
+        return max(1, min(MAX_ROWS, self._cache_bytes // (length * self._bytes_per_token())))
 
     def _prefill(self, slot: int, jobs: list[SampleJob]) -> None:
         """Compute prompts (equal ones once), store their keys and values, choose the first tokens."""
@@ -236,25 +280,27 @@ class DecodeBatch:
         with torch.inference_mode():
             hidden = hidden_states(self.base, linears, packed.tokens, packed.positions, attend)
             for job in jobs:
+                if job.begun:
+                    continue
                 job.results = [None] * job.count
                 if job.scores_prompt:
                     self._score_prompt(job, prompts[job.prompt.tobytes()], packed, hidden, linears)
-            starting = [job for job in jobs if job.max_tokens > 0]
+            starting: list[SampleJob] = []
             for job in jobs:
-                # one pin a row from here on
-                for _ in range((job.count if job.max_tokens > 0 else 0) - 1):
-                    self.table.acquire(job.key, job.adapter)
-            for job in jobs:
-                if job.max_tokens == 0:
-                    self.table.release(slot)
-                    empty = np.empty(0, np.int64)
-                    job.results = [
-                        SampledTokens(empty, empty.astype(np.float32), False) for _ in range(job.count)
-                    ]
-                    job.finished(job, None)
+                if job.max_tokens > 0 and job.failure is None:
+                    starting.append(job)
+                    continue
+                self.table.release(self._joining.pop(job).slot)
+                empty = np.empty(0, np.int64)
+                job.results = [
+                    SampledTokens(empty, empty.astype(np.float32), False) for _ in range(job.count)
+                ]
+                job.settle(job.failure)
             if not starting:
                 return
-            parents = np.concatenate([np.full(job.count, prompts[job.prompt.tobytes()]) for job in starting])
+            parents = np.concatenate(
+                [np.full(self._joining[job].rows, prompts[job.prompt.tobytes()]) for job in starting]
+            )
             first = len(self._rows)
             self._add_rows(slot, starting)
             self._store(first, parents, packed, keys, values)
@@ -271,9 +317,10 @@ class DecodeBatch:
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> None:
-        longest = int(packed.lengths.max())
-        steps = np.minimum(np.arange(longest)[None, :], packed.lengths[:, None] - 1)
-        places = torch.from_numpy((packed.starts[:, None] + steps)[parents]).to(self.base.device)
+        lengths = packed.lengths[parents]
+        longest = int(lengths.max())
+        steps = np.minimum(np.arange(longest)[None, :], lengths[:, None] - 1)
+        places = torch.from_numpy(packed.starts[parents][:, None] + steps).to(self.base.device)
         for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
             self._cache[layer, 0, first : len(self._rows), :, :longest] = k[places].transpose(1, 2)
             self._cache[layer, 1, first : len(self._rows), :, :longest] = v[places].transpose(1, 2)
@@ -342,8 +389,10 @@ class DecodeBatch:
         if made.max() >= self._tokens.shape[1]:
             self._tokens = np.pad(self._tokens, ((0, 0), (0, self._tokens.shape[1])))
             self._logprobs = np.pad(self._logprobs, ((0, 0), (0, self._logprobs.shape[1])))
+        found = logprobs.cpu().numpy()
         self._tokens[rows, made] = chosen
-        self._logprobs[rows, made] = logprobs.cpu().numpy()
+        self._logprobs[rows, made] = found
+        self._broken[span] = ~np.isfinite(found)
         self._last[span] = chosen
         made += 1
         for row in rows[self._sample_top[span] > 0]:
@@ -366,10 +415,18 @@ class DecodeBatch:
                 found = entry.job.stop_text(self._tokens[row, : self._made[row]])
                 stopped[row - first] |= found
                 done[row - first] |= found
+        if self._broken[span].any():
+            for row in np.flatnonzero(self._broken[span]) + first:
+                self._rows[row].job.failure = NOT_FINITE
+            broken = np.array([row.job.failure is not None for row in self._rows[first:]])
+            done |= broken
+            # whoever has these rows next also computes with what is beyond their own tokens
+            with torch.inference_mode():
+                self._cache[:, :, torch.from_numpy(np.flatnonzero(broken) + first)] = 0
         leaving = np.flatnonzero(done) + first
         if not len(leaving):
             return
-        completed: list[SampleJob] = []
+        completed: dict[SampleJob, None] = {}
         for row in leaving:
             entry, made = self._rows[row], self._made[row]
             job = entry.job
@@ -383,11 +440,11 @@ class DecodeBatch:
                 sampled.top_logprobs = np.stack([logprobs for _, logprobs in entry.tops])
             job.results[entry.index] = sampled
             self.table.release(int(self._slot[row]))
-            if all(result is not None for result in job.results):
-                completed.append(job)
+            if job.failure is not None or all(result is not None for result in job.results):
+                completed[job] = None
         self._remove(leaving)
         for job in completed:
-            job.finished(job, "cancelled" if job.cancelled else None)
+            job.settle("cancelled" if job.cancelled else job.failure)
 
     # --- rows ------------------------------------------------------------------------------------------
 
@@ -416,27 +473,33 @@ class DecodeBatch:
 
     def _add_rows(self, slot: int, jobs: list[SampleJob]) -> None:
         first = len(self._rows)
-        size = first + sum(job.count for job in jobs)
+        size = first + sum(self._joining[job].rows for job in jobs)
         width = max(len(job.stop_tokens) for job in jobs)
         self._reserve(size, max(len(job.prompt) for job in jobs) + 1, width)
         row = first
         for job in jobs:
-            span = slice(row, row + job.count)
-            self._rows += [_Row(job, index) for index in range(job.count)]
+            # the request's pin becomes its first row's
+            count = self._joining.pop(job).rows
+            for _ in range(count - 1):
+                self.table.acquire(job.key, job.adapter)
+            span, samples = slice(row, row + count), slice(job.begun, job.begun + count)
+            self._rows += [_Row(job, index) for index in range(job.begun, job.begun + count)]
+            job.begun += count
             self._slot[span] = slot
             self._length[span] = len(job.prompt)
             self._limit[span] = len(job.prompt) + job.max_tokens
             self._allowed[span] = job.max_tokens
             self._made[span] = 0
-            self._key[span] = stream_keys(job.seed, job.count)
+            self._key[span] = stream_keys(job.seed, job.count)[samples]
             self._temperature[span] = job.temperature
             self._top_k[span] = job.top_k
             self._top_p[span] = job.top_p
             self._sample_top[span] = job.sample_top_k
             self._watched[span] = job.stop_text is not None or job.cancelled
+            self._broken[span] = False
             self._stops[span] = -1
             self._stops[span, : len(job.stop_tokens)] = job.stop_tokens
-            row += job.count
+            row += count
         self._layout = None
 
     def _bytes_per_token(self) -> int:
@@ -486,6 +549,7 @@ class DecodeBatch:
         self._top_p = np.ones(capacity, np.float32)
         self._sample_top = np.zeros(capacity, np.int64)
         self._watched = np.zeros(capacity, bool)
+        self._broken = np.zeros(capacity, bool)
         width = old["_stops"].shape[1] if old["_stops"] is not None else 1
         made = old["_tokens"].shape[1] if old["_tokens"] is not None else 64
         self._stops = np.full((capacity, width), -1, np.int64)
@@ -508,7 +572,7 @@ class DecodeBatch:
         length = len(job.prompt)
         scores = job.scores
         top = min(job.prompt_top_k, self.base.architecture.vocab_size)
-        begin = 1 if job.prompt_last is None else length - job.prompt_last
+        begin = 1 if job.prompt_last is None else max(1, length - job.prompt_last)
         if job.prompt_logprobs:
             scores.logprobs = np.full(length, np.nan, np.float32)
         if top:
@@ -530,6 +594,9 @@ class DecodeBatch:
             stop = min(length, start + per_block)
             rows = torch.arange(start - 1, stop - 1, device=self.base.device) + int(packed.starts[number])
             table = torch.log_softmax(self._logits(hidden[_filled(rows)], linears)[: len(rows)], dim=1)
+            if not torch.isfinite(table[:, 0]).all():  # a logit that is not finite leaves none of its row
+                job.failure = NOT_FINITE
+                return
             if scores.logprobs is not None and stop > begin:
                 keep = slice(max(start, begin), stop)
                 own = torch.from_numpy(job.prompt[start:stop]).to(self.base.device)
@@ -570,6 +637,7 @@ _ROW_ARRAYS = (
     "_top_p",
     "_sample_top",
     "_watched",
+    "_broken",
     "_stops",
     "_tokens",
     "_logprobs",

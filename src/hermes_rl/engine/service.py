@@ -28,7 +28,7 @@ from hermes_rl.engine.adapter_table import AdapterTable
 from hermes_rl.engine.base_model import BaseModel
 from hermes_rl.engine.checkpoints import CheckpointError, CheckpointMeta, CheckpointStore
 from hermes_rl.engine.compute import ComputeThread
-from hermes_rl.engine.decoding import DecodeBatch, SampleJob
+from hermes_rl.engine.decoding import NOT_FINITE, DecodeBatch, SampleJob
 from hermes_rl.engine.losses import Loss
 from hermes_rl.engine.optimizer import Adam, AdamSettings
 from hermes_rl.engine.stopping import StopStrings
@@ -654,7 +654,7 @@ class Service:
         def settle(job: SampleJob, failure: str | None) -> None:
             self._pending_samples -= 1
             if failure is not None:
-                future.fail(failure, "user" if failure == "cancelled" else "server")
+                future.fail(failure, "user" if failure in ("cancelled", NOT_FINITE) else "server")
             else:
                 future.settle(sample_response(job, options.sparse_targets), PROTOBUF)
 

@@ -222,3 +222,138 @@ def test_requests_of_one_adapter_join_together_and_none_waits_for_ever(base, mak
         batch.advance()
     assert ended[:2] == ["a", "c"]
     assert "b" in ended[2:4]
+
+
+def outcomes(jobs: list[SampleJob]) -> list[str | None]:
+    """How each job ends, its failure or None; filled as they do."""
+    ended: list[str | None] = ["not ended"] * len(jobs)
+
+    def keep(number: int) -> None:
+        def finished(job: SampleJob, failure: str | None) -> None:
+            assert ended[number] == "not ended"
+            ended[number] = failure
+
+        jobs[number].finished = finished
+
+    for number in range(len(jobs)):
+        keep(number)
+    return ended
+
+
+def test_an_error_in_a_prompt_ends_all_that_joins_and_leaves_no_adapter_held(base, make_adapter, monkeypatch):
+    table = AdapterTable(base, max_slots=2)
+    batch = DecodeBatch(base, table, cache_bytes=2**28)
+    adapters = [make_adapter(1), make_adapter(2)]
+    jobs = [job(adapter, range(20), count=2) for adapter in adapters]
+    ended = outcomes(jobs)
+    batch.waiting.extend(jobs)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "hidden_states", lambda *_: torch.zeros(1, 1, 1) @ torch.zeros(2, 2))
+        with pytest.raises(RuntimeError):
+            batch.advance()
+        batch.abort("broken")
+    assert ended == ["broken", "broken"]
+    assert not batch.busy
+    after = [job(make_adapter(seed), range(20)) for seed in (3, 4, 5)]
+    ended = outcomes(after)
+    run(base, after, table=table)
+    assert ended == [None] * 3
+
+
+def test_a_long_prompt_without_completion_beside_a_short_one(base):
+    scored = job(None, np.arange(200), max_tokens=0, prompt_logprobs=True)
+    short = job(None, range(20), max_tokens=8, seed=3)
+    run(base, [scored, short])
+    alone = job(None, range(20), max_tokens=8, seed=3)
+    run(base, [alone])
+    assert short.results[0].tokens.tolist() == alone.results[0].tokens.tolist()
+    assert np.isfinite(scored.scores.logprobs[1:]).all()
+
+
+def test_a_prompt_of_one_token_has_no_logprob(base):
+    others = job(None, range(20), max_tokens=1)
+    one = job(None, [7], max_tokens=1, prompt_logprobs=True, prompt_last=1)
+    run(base, [others, one])
+    assert np.isnan(one.scores.logprobs).tolist() == [True]
+
+
+def test_more_completions_than_the_cache_holds_come_one_after_the_other(base):
+    at_once = job(None, range(20), count=7, seed=5)
+    run(base, [at_once])
+    split = job(None, range(20), count=7, seed=5, prompt_logprobs=True)
+    other = job(None, range(30), count=1, seed=6)
+    ended = outcomes([split, other])
+    batch = DecodeBatch(base, AdapterTable(base), cache_bytes=2**28)
+    batch._cache_bytes = 3 * 32 * batch._bytes_per_token()
+    batch.waiting.extend([split, other])
+    most = 0
+    while batch.busy:
+        batch.advance()
+        most = max(most, len(batch))
+    assert most == 3
+    assert ended == [None, None]
+    for mine, expected in zip(split.results, at_once.results, strict=True):
+        assert mine.tokens.tolist() == expected.tokens.tolist()
+    assert np.isfinite(split.scores.logprobs[1:]).all()
+
+
+def test_broken_weights_fail_and_hurt_nobody_else(base, make_adapter, form):
+    good, broken = make_adapter(1), make_adapter(2)
+    broken.flat.fill_(float("nan"))
+    alone = job(good, range(20), seed=7, max_tokens=30)
+    run(base, [alone])
+    batch = DecodeBatch(base, AdapterTable(base), cache_bytes=2**28)
+    bad = [job(broken, range(10, 40), count=3, max_tokens=20, prompt_logprobs=True) for _ in range(2)]
+    bad += [job(broken, range(10, 40), count=9, max_tokens=20)]
+    bad += [job(broken, range(10, 40), max_tokens=0, prompt_logprobs=True)]
+    ended = outcomes(bad)
+    before, after = (job(good, range(20), seed=7, max_tokens=30) for _ in range(2))
+    batch.waiting.append(before)
+    batch.advance()
+    batch.waiting.extend(bad)
+    batch.advance()
+    batch.waiting.append(after)
+    while batch.busy:
+        batch.advance()
+    assert ended == [decoding.NOT_FINITE] * 4
+    for each in (before, after):
+        assert each.results[0].tokens.tolist() == alone.results[0].tokens.tolist()
+        np.testing.assert_allclose(each.results[0].logprobs, alone.results[0].logprobs, atol=2e-6)
+        assert np.isfinite(each.results[0].logprobs).all()
+
+
+def test_weights_that_break_later_leave_nothing_behind(base, make_adapter):
+    """Rows that failed after some steps are used again by others, whose results are theirs alone."""
+    good, bad = make_adapter(1), make_adapter(2)
+    alone = job(good, range(4), seed=7, max_tokens=40)
+    run(base, [alone])
+    table = AdapterTable(base)
+    batch = DecodeBatch(base, table, cache_bytes=2**28)
+    failing = job(bad, range(30), count=4, max_tokens=30)
+    ended = outcomes([failing])
+    batch.waiting.append(failing)
+    for _ in range(5):
+        batch.advance()
+    for stack in (*table._weights.values(), *table._a.values()):
+        stack.fill_(float("nan"))
+    batch.advance()
+    assert ended == [decoding.NOT_FINITE]
+    batch.table = AdapterTable(base)
+    mine = job(good, range(4), seed=7, max_tokens=40)
+    batch.waiting.append(mine)
+    while batch.busy:
+        batch.advance()
+    np.testing.assert_allclose(mine.results[0].logprobs, alone.results[0].logprobs, atol=2e-6)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(-1, 1.0), (3, 1.0), (-1, 0.9)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-40])
+def test_the_last_of_the_random_numbers_chooses_a_token_that_can_be(temperature, top_k, top_p):
+    logits = torch.full((2, 50), -1e4)
+    logits[:, :4] = torch.tensor([3.0, 2.0, 1.0, -1.0])
+    last = np.array([1 - 2.0**-53, 1 - 2.0**-30])
+    choice = Choice(np.full(2, temperature, np.float32), np.full(2, top_k), np.full(2, top_p, np.float32))
+    tokens, logprobs = choose(logits, choice, last)
+    expected = {(-1, 1.0): 3, (3, 1.0): 2, (-1, 0.9): 1 if temperature < 1 else 2}[top_k, top_p]
+    assert tokens.tolist() == [0 if temperature < 1e-6 else expected] * 2
+    assert torch.isfinite(logprobs).all()
