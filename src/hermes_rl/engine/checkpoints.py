@@ -2,32 +2,38 @@
 
 ``ROOT/RUN/KIND/NAME/`` holds ``adapter_config.json``, ``adapter_model.safetensors``, ``checkpoint.json`` and,
 for training checkpoints, ``optimizer.safetensors``. A checkpoint is written beside its place and renamed
-into it once it is on the disk, so that one that can be seen is whole.
+into it once it is on the disk, so that one that can be seen is whole. Engines share the root: the names of
+what they are at work on say whose it is (see :mod:`hermes_rl.engine.ownership`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hermes_rl.engine.adapter import Adapter, AdapterSpec, spec_from_peft_config
 from hermes_rl.engine.architecture import Architecture
+from hermes_rl.engine.ownership import is_abandoned, owned_name
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """The middle part of a checkpoint's path, and the type that the protocol calls it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _META = "checkpoint.json"
+_PARTIAL, _REPLACED, _SCRATCH = ".partial-", ".replaced-", ".scratch-"
+_NAME_MARK = "="
+"""Between a replaced checkpoint's owner and its name; neither holds one."""
 
 
 class CheckpointError(ValueError):
@@ -52,6 +58,10 @@ class CheckpointMeta:
     @property
     def path(self) -> str:
         return f"tinker://{self.run}/{self.kind}/{self.name}"
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and self.expires < time.time()
 
 
 @dataclass
@@ -127,9 +137,10 @@ class CheckpointStore:
             CheckpointError: the name is taken and ``overwrite`` is false, or the disk refuses.
         """
         final = self.folder(meta.run, meta.kind, check_name(meta.name))
+        self._remove_if_expired(final)
         if final.exists() and not overwrite:
             raise CheckpointError(f"{meta.path} exists already; pass overwrite=True or another name")
-        partial = final.parent / f".partial-{uuid.uuid4().hex}"
+        partial = final.parent / owned_name(_PARTIAL)
         try:
             partial.mkdir(parents=True)
             save_file(adapter.peft_state(), partial / "adapter_model.safetensors", {"format": "pt"})
@@ -140,17 +151,12 @@ class CheckpointStore:
             (partial / _META).write_text(json.dumps(asdict(meta), indent=2))
             for file in partial.iterdir():
                 _sync(file)
-            if final.exists():
-                old = final.parent / f".partial-{uuid.uuid4().hex}"
-                os.replace(final, old)
-                os.replace(partial, final)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.replace(partial, final)
+            _put(partial, final)
             _sync(final.parent)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(f"{meta.path} cannot be written: {error.strerror or error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{meta.path} cannot be written: {reason}") from error
         return meta
 
     def load(self, path: str, *, optimizer: bool = False) -> Loaded:
@@ -174,25 +180,49 @@ class CheckpointStore:
         except Exception as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
+    def spec(self, path: str) -> AdapterSpec:
+        """What the adapter of a checkpoint adapts.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        meta = self.meta(*parse_path(path))
+        try:
+            return spec_from_peft_config(self.folder(meta.run, meta.kind, meta.name))
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+
     def meta(self, run: str, kind: str, name: str) -> CheckpointMeta:
         """What is known of one checkpoint.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is none, or its time is over.
         """
+        file = self.folder(run, kind, check_name(name)) / _META
         try:
-            return CheckpointMeta(**json.loads((self.folder(run, kind, name) / _META).read_text()))
+            meta = CheckpointMeta(**json.loads(file.read_text()))
         except OSError as error:
             raise CheckpointError(f"no checkpoint tinker://{run}/{kind}/{name}") from error
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"tinker://{run}/{kind}/{name} is damaged: {error}") from error
+        if meta.expired:
+            raise CheckpointError(f"no checkpoint tinker://{run}/{kind}/{name}: its time to live is over")
+        return meta
 
     def update(self, meta: CheckpointMeta) -> None:
-        """Rewrite what is known of one checkpoint."""
+        """Rewrite what is known of one checkpoint.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
         folder = self.folder(meta.run, meta.kind, meta.name)
-        partial = folder / f".partial-{uuid.uuid4().hex}"
-        partial.write_text(json.dumps(asdict(meta), indent=2))
-        os.replace(partial, folder / _META)
+        partial = folder / owned_name(_PARTIAL)
+        try:
+            partial.write_text(json.dumps(asdict(meta), indent=2))
+            os.replace(partial, folder / _META)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise CheckpointError(f"{meta.path} cannot be written: {error.strerror or error}") from error
 
     def copy(self, path: str, run: str, expires: float | None) -> CheckpointMeta:
         """The same checkpoint under another run. The files are shared, not doubled.
@@ -208,13 +238,14 @@ class CheckpointStore:
         source = self.meta(*parse_path(path))
         meta = replace(source, run=run, created=time.time(), expires=expires, public=False)
         final = self.folder(run, meta.kind, meta.name)
+        self._remove_if_expired(final)
         if final.exists():
             raise CheckpointError(f"{meta.path} exists already")
-        partial = final.parent / f".partial-{uuid.uuid4().hex}"
+        partial = final.parent / owned_name(_PARTIAL)
         try:
             partial.mkdir(parents=True)
             for file in self.folder(source.run, source.kind, source.name).iterdir():
-                if file.name != _META:
+                if file.name != _META and not file.name.startswith("."):
                     os.link(file, partial / file.name)
             (partial / _META).write_text(json.dumps(asdict(meta), indent=2))
             _sync(partial / _META)
@@ -232,9 +263,19 @@ class CheckpointStore:
         """
         self.meta(run, kind, name)
         folder = self.folder(run, kind, name)
-        gone = folder.parent / f".partial-{uuid.uuid4().hex}"
+        gone = folder.parent / owned_name(_PARTIAL)
         os.replace(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _remove_if_expired(self, folder: Path) -> None:
+        try:
+            meta = CheckpointMeta(**json.loads((folder / _META).read_text()))
+        except (OSError, ValueError, TypeError):
+            return
+        if meta.expired:
+            gone = folder.parent / owned_name(_PARTIAL)
+            os.replace(folder, gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def all(self, run: str | None = None) -> list[CheckpointMeta]:
         """Every checkpoint, or one run's, the newest first. Expired ones are removed on the way."""
@@ -244,21 +285,27 @@ class CheckpointStore:
                 meta = CheckpointMeta(**json.loads(file.read_text()))
             except (OSError, ValueError, TypeError):
                 continue
-            if meta.expires is not None and meta.expires < time.time():
-                shutil.rmtree(file.parent, ignore_errors=True)
+            if meta.expired:
+                with contextlib.suppress(OSError):
+                    self._remove_if_expired(file.parent)
             else:
                 found.append(meta)
         return sorted(found, key=lambda meta: meta.created, reverse=True)
 
-    def prune(self, keep: int, kind: str = "weights") -> list[CheckpointMeta]:
-        """Delete all but the newest ``keep`` checkpoints of every run. Returns what was deleted."""
-        seen: dict[str, int] = {}
+    def prune(self, keep: int, kind: str | None = None) -> list[CheckpointMeta]:
+        """Delete all but the newest ``keep`` checkpoints of every run and kind, or of one kind.
+
+        Returns:
+            What was deleted.
+        """
+        seen: dict[tuple[str, str], int] = {}
         gone = []
         for meta in self.all():
-            if meta.kind != kind:
+            if kind is not None and meta.kind != kind:
                 continue
-            seen[meta.run] = seen.get(meta.run, 0) + 1
-            if seen[meta.run] > keep:
+            group = (meta.run, meta.kind)
+            seen[group] = seen.get(group, 0) + 1
+            if seen[group] > keep:
                 self.delete(meta.run, meta.kind, meta.name)
                 gone.append(meta)
         return gone
@@ -268,10 +315,38 @@ class CheckpointStore:
         folder = self.folder(meta.run, meta.kind, meta.name)
         return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
+    def scratch_folder(self) -> Path:
+        """A new folder for what this process keeps on the disk until it ends.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        folder = self.root / owned_name(_SCRATCH)
+        folder.mkdir(parents=True)
+        return folder
+
     def remove_partial(self) -> None:
-        """Remove what an interrupted write left behind."""
-        for folder in self.root.glob("*/*/.partial-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove what writers that are no more left behind, and bring back what they were replacing."""
+        for place in self.root.glob(f"*/*/{_REPLACED}*"):
+            name = place.name.partition(_NAME_MARK)[2]
+            if not is_abandoned(place, _REPLACED):
+                continue
+            with contextlib.suppress(OSError):
+                if not (place.parent / name).exists():
+                    os.replace(place, place.parent / name)
+                    continue
+                shutil.rmtree(place, ignore_errors=True)
+        for pattern, prefix in (
+            (f"*/*/{_PARTIAL}*", _PARTIAL),
+            (f"*/*/*/{_PARTIAL}*", _PARTIAL),
+            (f"{_SCRATCH}*", _SCRATCH),
+        ):
+            for place in self.root.glob(pattern):
+                if is_abandoned(place, prefix):
+                    if place.is_dir():
+                        shutil.rmtree(place, ignore_errors=True)
+                    else:
+                        place.unlink(missing_ok=True)
 
     def _meta_files(self, run: str | None) -> Iterator[Path]:
         top = "*" if run is None else _run_folder(run)
@@ -290,6 +365,26 @@ def _run_folder(run: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}", run):
         raise CheckpointError(f"training run id {run!r} is not valid")
     return run.replace(":", "~")
+
+
+def _put(partial: Path, final: Path) -> None:
+    """Move a checkpoint to its place. One that is there stays until then, and for whoever starts next if this
+    process ends in between.
+
+    Raises:
+        OSError: the disk refuses; what was there is there.
+    """
+    if not final.exists():
+        os.replace(partial, final)
+        return
+    old = final.parent / f"{owned_name(_REPLACED)}{_NAME_MARK}{final.name}"
+    os.replace(final, old)
+    try:
+        os.replace(partial, final)
+    except OSError:
+        os.replace(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import subprocess
+import sys
 import time
 
 import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
+from hermes_rl.engine import checkpoints, ownership
 from hermes_rl.engine.checkpoints import CheckpointError, CheckpointMeta, CheckpointStore, parse_path
 from hermes_rl.engine.export import export_merged
 from hermes_rl.engine.linears import adapter_linears
@@ -18,7 +24,9 @@ from hermes_rl.engine.packing import pack_prompts
 from hermes_rl.engine.pointwise import rms_norm
 from hermes_rl.engine.transformer import hidden_states
 from hermes_rl.errors import EngineError
+from hermes_rl.process_identity import process_mark
 
+CPU = torch.device("cpu")
 RUN = "abc:train:0"
 
 
@@ -172,3 +180,113 @@ def test_only_the_newest_are_kept(base, make_adapter, tmp_path):
         store.save(each, adapter, None, overwrite=False)
     assert [found.name for found in store.prune(2)] == ["step-1", "step-0"]
     assert [found.name for found in store.all()] == ["step-3", "step-2"]
+
+
+@pytest.fixture
+def dead_owner():
+    """A function that gives a name the pid and mark of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    mark = process_mark(ended.pid)
+    ended.wait()
+
+    def named(prefix: str, monkeypatch) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(ownership.os, "getpid", lambda: ended.pid)
+            patch.setattr(ownership, "process_mark", lambda pid: mark)
+            return ownership.owned_name(prefix)
+
+    return named
+
+
+def test_what_another_engine_is_writing_is_left_alone(base, make_adapter, tmp_path, monkeypatch, dead_owner):
+    """A second engine starts while the first one is between its files."""
+    store, adapter = CheckpointStore(tmp_path), make_adapter(3)
+    place = store.folder(RUN, "weights", "one").parent
+    left = place / dead_owner(".partial-", monkeypatch)
+    left.mkdir(parents=True)
+    scratch, dead_scratch = store.scratch_folder(), tmp_path / dead_owner(".scratch-", monkeypatch)
+    dead_scratch.mkdir()
+
+    def write_and_start_another(tensors, file, *metadata):
+        save_file(tensors, file, *metadata)
+        CheckpointStore(tmp_path).remove_partial()
+
+    monkeypatch.setattr(checkpoints, "save_file", write_and_start_another)
+    saved = store.save(meta(base, adapter), adapter, Adam(adapter.flat).state(), overwrite=False)
+    assert torch.equal(
+        store.load(saved.path, optimizer=True).build(base.architecture, CPU).flat, adapter.flat
+    )
+    assert not left.exists()
+    assert scratch.exists()
+    assert not dead_scratch.exists()
+
+
+def test_a_name_that_another_pid_once_had_protects_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership, "process_mark", lambda pid: "an earlier process")
+        name = ownership.owned_name(".partial-")
+    assert ownership.is_abandoned(tmp_path / name, ".partial-")
+    assert not ownership.is_abandoned(tmp_path / ownership.owned_name(".partial-"), ".partial-")
+
+
+@pytest.mark.parametrize("moment", ["old one moved", "new one moved"])
+def test_killed_while_it_overwrites_one_of_the_two_is_there(
+    base, make_adapter, tmp_path, monkeypatch, dead_owner, moment
+):
+    store, old, new = CheckpointStore(tmp_path), make_adapter(3), make_adapter(4)
+    store.save(meta(base, old), old, None, overwrite=False)
+    moves = []
+
+    def killed(source, target):
+        os.rename(source, target)
+        moves.append(target)
+        if len(moves) == ("old one moved", "new one moved").index(moment) + 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "owned_name", lambda prefix: dead_owner(prefix, monkeypatch))
+        patch.setattr(checkpoints.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(meta(base, new), new, None, overwrite=True)
+    again = CheckpointStore(tmp_path)
+    again.remove_partial()
+    loaded = again.load(f"tinker://{RUN}/weights/one").build(base.architecture, CPU)
+    assert torch.equal(loaded.flat, (old if moment == "old one moved" else new).flat)
+    assert [file.name for file in store.folder(RUN, "weights", "one").parent.iterdir()] == ["one"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(base, make_adapter, tmp_path):
+    store, adapter = CheckpointStore(tmp_path), make_adapter(3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            store.save(meta(base, adapter), adapter, None, overwrite=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(store.folder(RUN, "weights", "one").parent.iterdir()) == []
+
+
+def test_expired_checkpoints_are_neither_loaded_nor_in_the_way(base, make_adapter, tmp_path):
+    store, adapter = CheckpointStore(tmp_path), make_adapter(3)
+    saved = store.save(meta(base, adapter), adapter, None, overwrite=False)
+    saved.expires = time.time() - 1
+    store.update(saved)
+    for use in (store.load, store.spec, lambda path: store.copy(path, "other", None)):
+        with pytest.raises(CheckpointError, match="time to live"):
+            use(saved.path)
+    store.save(meta(base, adapter), adapter, None, overwrite=False)
+    assert store.load(saved.path).meta.expires is None
+
+
+def test_every_kind_is_pruned(base, make_adapter, tmp_path):
+    store, adapter = CheckpointStore(tmp_path), make_adapter(3)
+    for kind in ("weights", "sampler_weights", "external_weights"):
+        for number in range(3):
+            each = meta(base, adapter, name=f"step-{number}", kind=kind)
+            each.created += number
+            store.save(each, adapter, None, overwrite=False)
+    assert len(store.prune(1)) == 6
+    assert sorted(found.path.split("/", 3)[3] for found in store.all()) == [
+        "external_weights/step-2", "sampler_weights/step-2", "weights/step-2",
+    ]  # fmt: skip
