@@ -77,7 +77,8 @@ class AdapterTable:
         self._rank = 0
         self._capacity = 0
         self._keys: list[object | None] = []
-        self._adapters: list[Adapter | None] = []
+        self._ranks: list[int | None] = []
+        self._dropped: set[object] = set()
         self._pins: list[int] = []
         self._clock = 0
         self._used: list[int] = []
@@ -101,7 +102,8 @@ class AdapterTable:
                 return None
             self._write(slot, adapter)
             self._keys[slot] = key
-            self._adapters[slot] = adapter
+            self._ranks[slot] = None if adapter is None else adapter.spec.rank
+        self._dropped.discard(key)
         self._pins[slot] += 1
         self._used[slot] = self._clock
         return slot
@@ -109,18 +111,38 @@ class AdapterTable:
     def release(self, slot: int) -> None:
         """Undo one :meth:`acquire`."""
         self._pins[slot] -= 1
+        if self._dropped and not self._pins[slot] and self._keys[slot] in self._dropped:
+            self.drop(self._keys[slot])
 
     def drop(self, key: object) -> None:
-        """Forget an adapter that no request uses any more."""
-        if key in self._keys:
-            slot = self._keys.index(key)
-            self._keys[slot] = None
-            self._adapters[slot] = None
+        """Forget an adapter, once no request uses it any more.
+
+        Memory is given back, and stacked matrices become as narrow as the ranks that are left allow, when no
+        request is running.
+        """
+        if key not in self._keys:
+            return
+        slot = self._keys.index(key)
+        if self._pins[slot]:
+            self._dropped.add(key)
+            return
+        self._dropped.discard(key)
+        self._keys[slot] = self._ranks[slot] = None
+        ranks = [rank for rank in self._ranks if rank is not None]
+        if not any(self._pins) and (not ranks or _stack_width(max(ranks)) < self._rank):
+            self._clear()
+
+    def _clear(self) -> None:
+        self._rank = self._capacity = 0
+        for kept in (self._keys, self._ranks, self._pins, self._used):
+            kept.clear()
+        for stacks in (self._weights, self._a, self._b):
+            stacks.clear()
 
     def linears(self, layout: Layout) -> Linears:
         """Linear layers for rows in the given layout."""
         occupied = [layout.first + offset for offset, count in enumerate(layout.counts) if count]
-        if all(self._adapters[slot] is None for slot in occupied):
+        if all(self._ranks[slot] is None for slot in occupied):
             return BaseLinears(self.base)
         if len(occupied) == 1:
             return _SlotLinears(self, occupied[0])
@@ -138,7 +160,7 @@ class AdapterTable:
         capacity = min(capacity, self.max_slots)
         extra = capacity - self._capacity
         self._keys += [None] * extra
-        self._adapters += [None] * extra
+        self._ranks += [None] * extra
         self._pins += [0] * extra
         self._used += [0] * extra
         for key, stack in self._weights.items():
@@ -173,7 +195,7 @@ class AdapterTable:
     @torch.no_grad()
     def _write_low_rank(self, slot: int, adapter: Adapter | None) -> None:
         if adapter is not None:
-            self._widen(-(-adapter.spec.rank // RANK_STEP) * RANK_STEP)
+            self._widen(_stack_width(adapter.spec.rank))
             for key, group in self._groups(adapter):
                 if key not in self._a:
                     shape = (self._capacity, len(group.parts), self._rank, group.in_features)
@@ -202,6 +224,10 @@ class AdapterTable:
         for key, stack in self._a.items():
             self._a[key] = F.pad(stack, (0, 0, 0, extra))
             self._b[key] = [F.pad(b, (0, extra)) for b in self._b[key]]
+
+
+def _stack_width(rank: int) -> int:
+    return -(-rank // RANK_STEP) * RANK_STEP
 
 
 class _SlotLinears:

@@ -46,6 +46,7 @@ class ComputeThread:
         self._queues: OrderedDict[str, deque[_Task]] = OrderedDict()
         self._arrivals: deque[SampleJob] = deque()
         self._cancelled: deque[SampleJob] = deque()
+        self._forgotten: deque[object] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._spent = {"train": 0.0, "sample": 0.0}
@@ -88,17 +89,29 @@ class ComputeThread:
         """Requests that have not begun."""
         return len(self._arrivals) + len(self._batch.waiting)
 
-    def discard(self, queue: str) -> None:
-        """Forget a queue's work that has not begun."""
+    def discard(self, queue: str, reason: Exception) -> None:
+        """Have a queue's work that has not begun fail with ``reason`` instead."""
+
+        def fail() -> None:
+            raise reason
+
         with self._wake:
             for task in self._queues.get(queue, ()):
                 if task.pieces is None:
-                    task.work = _nothing
+                    task.work = fail
+
+    def forget(self, key: object) -> None:
+        """Free what sampling keeps of the weights with this key, once nobody samples from them."""
+        with self._wake:
+            self._forgotten.append(key)
+            self._wake.notify()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._stopping or self._arrivals or self._queues or self._batch.busy):
+                while not (
+                    self._stopping or self._arrivals or self._queues or self._forgotten or self._batch.busy
+                ):
                     self._wake.wait()
                 if self._stopping:
                     break
@@ -106,8 +119,12 @@ class ComputeThread:
                     self._batch.waiting.append(self._arrivals.popleft())
                 while self._cancelled:
                     self._batch.watch(self._cancelled.popleft())
+                while self._forgotten:
+                    self._batch.table.drop(self._forgotten.popleft())
                 training = bool(self._queues)
             sampling = self._batch.busy
+            if not (training or sampling):
+                continue
             if training and sampling:
                 turn = "train" if self._spent["train"] <= self._spent["sample"] else "sample"
             else:
@@ -157,7 +174,3 @@ class ComputeThread:
                 self._queues.move_to_end(name)
         if finished:
             task.done(result, failure)
-
-
-def _nothing() -> None:
-    return None

@@ -112,7 +112,7 @@ async def _serve(options: argparse.Namespace) -> int:
         await server.serve(sockets=[listener])
     finally:
         watch.cancel()
-        service.compute.stop()
+        service.close()
         if options.address_file is not None:
             _remove_address(options.address_file)
     return 0

@@ -12,15 +12,16 @@ import itertools
 import json
 import logging
 import secrets
-import tempfile
+import shutil
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from hermes_rl.engine.adapter import Adapter, AdapterSpec, parameter_count
@@ -45,6 +46,14 @@ MAX_PENDING_SAMPLES = 20_000
 WEIGHTS_BYTES = 32 * 2**20
 """Sampler weights kept in memory, if one set a training model is not more; beyond it the ones not used for
 longest are put on the disk."""
+
+KEPT_SNAPSHOTS = 16
+SNAPSHOT_IDLE_S = 3600.0
+"""Sampler weights without a name are dropped when that many newer ones of their model exist and nobody has
+sampled from them for this long."""
+
+EXPIRY_CHECK_S = 600.0
+"""How often checkpoints whose time to live is over are looked for."""
 
 RESULT_LIFETIME_S = 300.0
 """How long a fetched result is kept, in case the answer was lost on the way."""
@@ -96,7 +105,7 @@ class TrainingModel:
     last_request: float = field(default_factory=time.time)
     version: int = 0
     next_seq: int = 1
-    held: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    held: list[tuple[int, int, Callable[[], None], Future | None]] = field(default_factory=list)
     inflight: Weights | None = None
     gradient: torch.Tensor | None = None
 
@@ -111,13 +120,16 @@ class TrainingModel:
 class Weights:
     """Fixed weights that samplers use. ``adapter`` None is the base model.
 
-    ``spilled`` is where the adapter's flat vector lies when it has been moved out of memory.
+    ``spilled`` is where the adapter's flat vector lies when it has been moved out of memory; ``running`` how
+    many requests sample from it now, ``used`` when the last one came or ended.
     """
 
     key: object
     adapter: Adapter | None
     path: str | None = None
     spilled: tuple[AdapterSpec, Path] | None = None
+    running: int = 0
+    used: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -179,7 +191,10 @@ class Service:
         self.futures: OrderedDict[str, Future] = OrderedDict()
         self.base_weights = Weights("base", None)
         self._resident: OrderedDict[int, Weights] = OrderedDict()
-        self._scratch = tempfile.TemporaryDirectory(prefix="hermes-rl-engine-")
+        self._snapshots: dict[str, list[Sampler]] = {}
+        self._scratch: Path | None = None
+        self._model_bytes = _room_for_models(base.device)
+        self._expiry_checked = float("-inf")
         self.last_alive = time.monotonic()
         self._counter = itertools.count()
         self._posted: deque[Callable[[], None]] = deque()
@@ -190,6 +205,13 @@ class Service:
         """Begin to work; called on the event loop."""
         self._loop = loop
         self.compute.start()
+
+    def close(self) -> None:
+        """End the work and remove what was kept on the disk for it."""
+        self.compute.stop()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` run on the event loop; safe from the compute thread. Wake-ups are shared."""
@@ -235,9 +257,9 @@ class Service:
         for model in list(session.models.values()):
             self.unload(model)
         for sampler in list(session.samplers.values()):
-            self.samplers.pop(sampler.sampler_id, None)
-            self._forget(sampler.weights)
-        session.samplers.clear()
+            self._drop_sampler(sampler)
+        for model_id in [each for each in self._snapshots if each.startswith(f"{session.session_id}:")]:
+            del self._snapshots[model_id]
         for request_id in session.request_ids:
             future = self.futures.pop(request_id, None)
             if future is not None and future.body is None:
@@ -247,8 +269,12 @@ class Service:
         session.request_ids.clear()
 
     def expire(self) -> None:
-        """End silent sessions; drop results fetched long ago. Called every second."""
+        """End silent sessions; drop what is no longer needed. Called every second."""
         now = time.monotonic()
+        self._drop_superseded(now)
+        if self._loop is not None and now - self._expiry_checked > EXPIRY_CHECK_S:
+            self._expiry_checked = now
+            self._loop.run_in_executor(None, self.store.all)
         for session in list(self.sessions.values()):
             if not session.finished and now - session.heard > self.session_timeout:
                 logger.info("session %s has gone silent", session.session_id)
@@ -300,11 +326,16 @@ class Service:
     def create_model(
         self, session: Session, seq: int, spec: AdapterSpec, seed: int | None, user_metadata: Any
     ) -> Future:
-        """A new adapter. The same request twice gives the same future."""
+        """A new adapter. The same request twice gives the same future.
+
+        Raises:
+            RequestError: there is no memory left for it.
+        """
         model_id = f"{session.session_id}:train:{seq}"
         request_id = f"{model_id}:0"
         if request_id in self.futures:
             return self.futures[request_id]
+        self._check_room(spec)
         future = self._new_future(session, request_id)
         seed = secrets.randbits(63) if seed is None else seed
 
@@ -347,18 +378,39 @@ class Service:
     ) -> TrainingModel:
         if session.finished:
             raise UserError("the session has ended")
+        try:
+            self._check_room(adapter.spec)
+        except RequestError as error:
+            raise UserError(str(error)) from error
         model = TrainingModel(model_id, session, adapter, Adam(adapter.flat), user_metadata)
         self.models[model_id] = model
         session.models[model_id] = model
         return model
 
+    def _check_room(self, spec: AdapterSpec) -> None:
+        """Raise unless one more adapter can be trained beside those there are."""
+        taken = sum(self._adapter_bytes(model.adapter.spec) for model in self.models.values())
+        wanted = self._adapter_bytes(spec)
+        if taken + wanted > self._model_bytes:
+            raise RequestError(
+                f"lora_config.rank: an adapter of rank {spec.rank} takes {wanted / 2**20:.0f} MB for "
+                f"training, and {taken / 2**20:.0f} of {self._model_bytes / 2**20:.0f} MB are taken; "
+                "unload models that are no longer needed, or choose a smaller rank"
+            )
+
+    def _adapter_bytes(self, spec: AdapterSpec) -> int:
+        """Memory that training an adapter takes: parameters, gradient, two moments."""
+        return 16 * parameter_count(self.base.architecture, spec)
+
     def unload(self, model: TrainingModel) -> None:
-        """Free a training model. Its checkpoints and samplers stay."""
+        """Free a training model. Its checkpoints and samplers stay; what it was still to do fails."""
         self.models.pop(model.model_id, None)
         model.session.models.pop(model.model_id, None)
-        self.compute.discard(model.model_id)
-        for _, _, release in sorted(model.held, key=lambda entry: entry[:2]):
-            release()
+        reason = f"model {model.model_id} was unloaded before this request began; nothing was done"
+        self.compute.discard(model.model_id, UserError(reason))
+        for *_, future in model.held:
+            if future is not None:
+                future.fail(reason, "user")
         model.held.clear()
 
     # --- ordered requests of a model -------------------------------------------------------------------
@@ -375,7 +427,7 @@ class Service:
         if seq > model.next_seq + 100_000:
             raise RequestError(f"seq_id {seq} is far ahead of {model.next_seq}")
         future = self._new_future(model.session, request_id)
-        heapq.heappush(model.held, (seq, next(self._counter), lambda: begin(future)))
+        heapq.heappush(model.held, (seq, next(self._counter), lambda: begin(future), future))
         self._release_held(model)
         return future
 
@@ -383,12 +435,12 @@ class Service:
         """Count a refused request as done, so that those after it are not held for ever."""
         model = self.models.get(model_id)
         if model is not None and seq is not None and model.next_seq <= seq <= model.next_seq + 100_000:
-            heapq.heappush(model.held, (seq, next(self._counter), lambda: None))
+            heapq.heappush(model.held, (seq, next(self._counter), lambda: None, None))
             self._release_held(model)
 
     def _release_held(self, model: TrainingModel) -> None:
         while model.held and model.held[0][0] <= model.next_seq:
-            seq, _, begin = heapq.heappop(model.held)
+            seq, _, begin, _ = heapq.heappop(model.held)
             model.next_seq = max(model.next_seq, seq + 1)
             begin()
 
@@ -504,11 +556,10 @@ class Service:
 
         def work() -> None:
             loaded = self.store.load(path, optimizer=optimizer)
-            if loaded.spec.rank != model.adapter.spec.rank:
-                raise UserError(f"{path} has rank {loaded.spec.rank}, the model {model.adapter.spec.rank}")
+            different = self.differences(loaded.spec, model)
+            if different is not None:
+                raise UserError(f"{path} {different}")
             adapter = loaded.build(self.base.architecture, self.base.device)
-            if adapter.flat.shape != model.adapter.flat.shape:
-                raise UserError(f"{path} adapts other layers than the model")
             fresh = Adam(model.adapter.flat)
             if loaded.optimizer is not None:
                 fresh.load_state(loaded.optimizer)
@@ -527,6 +578,22 @@ class Service:
 
         return self.ordered(model, seq, begin)
 
+    @staticmethod
+    def differences(spec: AdapterSpec, model: TrainingModel) -> str | None:
+        """Why weights of an adapter are not the same in a model, in words that follow a checkpoint's path."""
+        saved, mine = asdict(spec), asdict(model.adapter.spec)
+        names = [name for name in saved if saved[name] != mine[name]]
+        if not names:
+            return None
+
+        def listed(values: dict[str, Any]) -> str:
+            return ", ".join(f"{name} {values[name]}" for name in names)
+
+        way = "create the training client from the checkpoint (create_training_client_from_state)"
+        if "alpha" in names:
+            way += f", or serve with --lora-alpha {saved['alpha']:g}"
+        return f"was saved with {listed(saved)}, and the model has {listed(mine)}: {way}"
+
     # --- samplers --------------------------------------------------------------------------------------
 
     def publish(self, model: TrainingModel, seq: int | None, sampler_seq: int, *, inflight: bool) -> Future:
@@ -542,10 +609,12 @@ class Service:
                 if model.inflight is None:
                     model.inflight = weights
                 else:
+                    self._forget(model.inflight)
                     model.inflight.key, model.inflight.adapter = weights.key, adapter
-                    model.inflight.spilled = None
                     weights = model.inflight
-            self._add_sampler(model.session, sampler_id, weights)
+            sampler = self._add_sampler(model.session, sampler_id, weights)
+            if not inflight:
+                self._snapshots.setdefault(model.model_id, []).append(sampler)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
         def begin(future: Future) -> None:
@@ -579,13 +648,26 @@ class Service:
             _, oldest = self._resident.popitem(last=False)
             if oldest.adapter is None:
                 continue
+            try:
+                self._spill(oldest)
+            except OSError as error:
+                logger.warning("sampler weights stay in memory: %s", error)
+                self._resident[id(oldest)] = oldest
+                self._resident.move_to_end(id(oldest), last=False)
+                break
             held -= oldest.adapter.flat.nbytes
-            if oldest.spilled is None:
-                file = Path(self._scratch.name) / f"{next(self._counter)}.f32"
-                oldest.adapter.flat.cpu().numpy().tofile(file)
-                oldest.spilled = (oldest.adapter.spec, file)
             oldest.adapter = None
         return weights.adapter
+
+    def _spill(self, weights: Weights) -> None:
+        """Have a set of weights on the disk. What was written once stays as long as the weights do."""
+        if weights.spilled is not None or weights.adapter is None:
+            return
+        if self._scratch is None:
+            self._scratch = self.store.scratch_folder()
+        file = self._scratch / f"{next(self._counter)}.f32"
+        weights.adapter.flat.cpu().numpy().tofile(file)
+        weights.spilled = (weights.adapter.spec, file)
 
     async def create_sampler(
         self, session: Session, seq: int, path: str | None, base_model: str | None
@@ -620,13 +702,38 @@ class Service:
         """
         sampler = self.samplers.get(sampler_id)
         if sampler is None:
-            raise RequestError(f"sampling_session_id {sampler_id!r} is unknown", 404)
+            raise RequestError(
+                f"sampling_session_id {sampler_id!r} is unknown. Sampler weights without a name are dropped "
+                f"when {KEPT_SNAPSHOTS} newer ones of their model exist and nobody has sampled from them for "
+                f"{SNAPSHOT_IDLE_S / 60:.0f} minutes; those that save_weights_for_sampler names stay",
+                404,
+            )
         sampler.session.heard = self.last_alive = time.monotonic()
         return sampler
+
+    def _drop_superseded(self, now: float) -> None:
+        """Drop sampler weights without a name that newer ones have replaced and nobody uses."""
+        for model_id, samplers in self._snapshots.items():
+            old = [
+                sampler
+                for sampler in samplers[:-KEPT_SNAPSHOTS]
+                if not sampler.weights.running and now - sampler.weights.used > SNAPSHOT_IDLE_S
+            ]
+            if old:
+                for sampler in old:
+                    self._drop_sampler(sampler)
+                gone = set(map(id, old))
+                self._snapshots[model_id] = [each for each in samplers if id(each) not in gone]
+
+    def _drop_sampler(self, sampler: Sampler) -> None:
+        self.samplers.pop(sampler.sampler_id, None)
+        sampler.session.samplers.pop(sampler.sampler_id, None)
+        self._forget(sampler.weights)
 
     def _forget(self, weights: Weights) -> None:
         if weights is self.base_weights:
             return
+        self.compute.forget(weights.key)
         self._resident.pop(id(weights), None)
         if weights.spilled is not None:
             weights.spilled[1].unlink(missing_ok=True)
@@ -651,16 +758,20 @@ class Service:
         if options.stop_tokens:
             stop = tuple(dict.fromkeys((*options.stop_tokens, *eos)))
 
+        weights = sampler.weights
+
         def settle(job: SampleJob, failure: str | None) -> None:
             self._pending_samples -= 1
+            weights.running -= 1
+            weights.used = time.monotonic()
             if failure is not None:
                 future.fail(failure, "user" if failure in ("cancelled", NOT_FINITE) else "server")
             else:
                 future.settle(sample_response(job, options.sparse_targets), PROTOBUF)
 
         job = SampleJob(
-            key=sampler.weights.key,
-            adapter=self._use(sampler.weights),
+            key=weights.key,
+            adapter=self._use(weights),
             prompt=options.prompt,
             count=options.count,
             max_tokens=options.max_tokens,
@@ -680,6 +791,8 @@ class Service:
         )
         future.job = job
         self._pending_samples += 1
+        weights.running += 1
+        weights.used = time.monotonic()
         self.compute.sample(job)
         return future
 
@@ -689,6 +802,9 @@ class Service:
         if future is not None and future.job is not None:
             self.compute.cancel(future.job)
 
-    def adapter_bytes(self, spec: AdapterSpec) -> int:
-        """Memory that training an adapter takes: parameters, gradient, two moments."""
-        return 16 * parameter_count(self.base.architecture, spec)
+
+def _room_for_models(device: torch.device) -> int:
+    """Bytes that training models may take: about what is free, less the room of running samples."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.5)
+    return int(psutil.virtual_memory().available * 0.7)

@@ -357,3 +357,27 @@ def test_the_last_of_the_random_numbers_chooses_a_token_that_can_be(temperature,
     expected = {(-1, 1.0): 3, (3, 1.0): 2, (-1, 0.9): 1 if temperature < 1 else 2}[top_k, top_p]
     assert tokens.tolist() == [0 if temperature < 1e-6 else expected] * 2
     assert torch.isfinite(logprobs).all()
+
+
+def test_adapters_that_are_dropped_give_back_their_memory_and_their_width(base, make_adapter, monkeypatch):
+    monkeypatch.setattr(adapter_table, "STACK_LIMIT_BYTES", 0)
+    table = AdapterTable(base)
+    narrow, wide = make_adapter(1, 8), make_adapter(2, 200)
+    alone = job(narrow, range(20), seed=3)
+    run(base, [alone], table=table)
+    width = table._rank
+    run(base, [job(wide, range(20))], table=table)
+    assert table._rank > width
+    slot = table.acquire(id(wide), wide)
+    table.drop(id(wide))  # while it is used
+    assert id(wide) in table._keys
+    table.release(slot)
+    assert id(wide) not in table._keys
+    again = job(narrow, range(20), seed=3)
+    run(base, [again], table=table)
+    assert table._rank == width
+    np.testing.assert_array_equal(again.results[0].logprobs, alone.results[0].logprobs)
+    table.drop(id(narrow))
+    assert not table._a
+    run(base, [again := job(narrow, range(20), seed=3)], table=table)
+    np.testing.assert_array_equal(again.results[0].logprobs, alone.results[0].logprobs)
