@@ -96,9 +96,10 @@ class RestRoutes:
             raise RequestError("no such file", 404)
         run, kind, name, file = parts
         expires, signature = query.get("expires", ""), query.get("signature", "")
-        if not hmac.compare_digest(signature, self._sign("/".join(parts), expires)):
+        expected = self._sign("/".join(parts), expires)
+        if not hmac.compare_digest(signature.encode(errors="replace"), expected.encode()):
             raise RequestError("the URL's signature is wrong", 403)
-        if not expires.isdigit() or int(expires) < time.time():
+        if not (expires.isascii() and expires.isdigit()) or int(expires[:20]) < time.time():
             raise RequestError("the URL has expired", 403)
         meta = self._meta(run, kind, name)
         folder = self._store.folder(meta.run, meta.kind, meta.name)
@@ -108,7 +109,8 @@ class RestRoutes:
         return path.read_bytes()
 
     def _sign(self, path: str, expires: str) -> str:
-        return hmac.new(self._secret, f"{path}?{expires}".encode(), hashlib.sha256).hexdigest()
+        signed = f"{path}?{expires}".encode(errors="replace")
+        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
     def _urls(self, meta: CheckpointMeta, host: str) -> dict[str, Any]:
         expires = int(time.time()) + URL_LIFETIME_S

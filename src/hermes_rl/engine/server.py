@@ -52,6 +52,10 @@ no compression over loopback."""
 
 DYNAMIC_CONFIG = {"refresh_interval_sec": 3600, "sample_cancel_enabled": True}
 
+_ORDERED = frozenset(
+    {"optim_step", "save_weights", "save_weights_for_sampler", "save_weights_external", "load_weights"}
+)
+
 Handler = Callable[[dict[str, Any]], "Any | Awaitable[Any]"]
 
 
@@ -129,12 +133,24 @@ class EngineApp:
                 return _json(self._forward_backward(decompress(raw, encoding)))
             handler = self._posts.get(route)
             if handler is not None:
-                answer = handler(read_json(decompress(raw, encoding)))
+                content = read_json(decompress(raw, encoding))
+                answer = self._refusing(handler, content) if route in _ORDERED else handler(content)
                 return _json(await answer if asyncio.iscoroutine(answer) else answer)
         query = _query(scope)
         parts = unquote(route).split("/")
         answer = self._rest.answer(method, parts, query, decompress(raw, encoding), host)
         return (200, b"null", JSON) if answer is None else _json(answer)
+
+    def _refusing(self, handler: Handler, body: dict[str, Any]) -> Any:
+        """The answer to one of a model's ordered requests. One that is refused counts as done, whatever the
+        reason, so that those after it are not held for ever."""
+        try:
+            return handler(body)
+        except Exception:
+            model_id, seq = body.get("model_id"), body.get("seq_id")
+            if isinstance(model_id, str) and isinstance(seq, int):
+                self.service.refuse(model_id, seq)
+            raise
 
     # --- futures ---------------------------------------------------------------------------------------
 
@@ -199,6 +215,8 @@ class EngineApp:
         seq = field(body, "model_seq_id", int)
         metadata = field(body, "user_metadata", dict, None)
         seed = field(lora, "seed", int, None)
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise RequestError(f"lora_config.seed must be -2**63 to 2**64 - 1, got {seed}")
         return _promise(self.service.create_model(session, seq, spec, seed, metadata))
 
     def _get_info(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -229,28 +247,24 @@ class EngineApp:
         message = parse_training_request(raw)
         model = self.service.model(message.model_id)
         architecture = self.service.base.architecture
+        seq = message.seq_id if message.seq_id > 0 else None
         try:
             sequences, loss = read_training(message, architecture.vocab_size, architecture.max_positions)
-        except RequestError:
-            self.service.refuse(model.model_id, message.seq_id or None)
+        except Exception:
+            self.service.refuse(model.model_id, seq)
             raise
-        seq = message.seq_id if message.seq_id > 0 else None
         return _promise(self.service.forward_backward(model, seq, sequences, loss, message.forward_only))
 
     def _optim_step(self, body: dict[str, Any]) -> dict[str, Any]:
         model, seq = self._ordered_request(body)
+        if body.get("optimizer_params") is not None:
+            raise RequestError("optimizer_params: only Adam is supported; send adam_params")
+        params = field(body, "adam_params", dict, {})
+        known = {name: field(params, name, float) for name in params}
         try:
-            if body.get("optimizer_params") is not None:
-                raise RequestError("optimizer_params: only Adam is supported; send adam_params")
-            params = field(body, "adam_params", dict, {})
-            known = {name: field(params, name, float) for name in params}
             settings = AdamSettings(**known)
         except (TypeError, ValueError) as error:
-            self.service.refuse(model.model_id, seq)
             raise RequestError(f"adam_params: {error}") from error
-        except RequestError:
-            self.service.refuse(model.model_id, seq)
-            raise
         return _promise(self.service.optim_step(model, seq, settings))
 
     def _ordered_request(self, body: dict[str, Any]) -> tuple[Any, int | None]:
@@ -262,8 +276,7 @@ class EngineApp:
 
     def _save_weights_external(self, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("age_encryption_recipients"):
-            model, seq = self._ordered_request(body)
-            self.service.refuse(model.model_id, seq)
+            self._ordered_request(body)
             raise RequestError("age_encryption_recipients: encryption is not supported by this engine")
         return self._save(body, "external_weights", overwrite=True)
 
@@ -281,11 +294,8 @@ class EngineApp:
             name = check_name(field(body, "path", str, f"{time.time_ns()}"))
             ttl = read_ttl(body)
             metadata = field(body, "user_metadata", dict, None)
-        except (CheckpointError, RequestError) as error:
-            self.service.refuse(model.model_id, seq)
-            raise RequestError(
-                f"path: {error}" if isinstance(error, CheckpointError) else str(error)
-            ) from error
+        except CheckpointError as error:
+            raise RequestError(f"path: {error}") from error
         future = self.service.save(
             model, seq, kind, name, overwrite=overwrite, ttl_seconds=ttl, user_metadata=metadata
         )
@@ -304,11 +314,13 @@ class EngineApp:
             metadata = field(body, "user_metadata", dict, None)
             return _promise(self.service.create_from_checkpoint(session, seq, path, optimizer, metadata))
         model, seq = self._ordered_request(body)
+        self._known_checkpoint(path)
         try:
-            self._known_checkpoint(path)
-        except RequestError:
-            self.service.refuse(model.model_id, seq)
-            raise
+            different = self.service.differences(self.service.store.spec(path), model)
+        except CheckpointError as error:
+            raise RequestError(f"path: {error}") from error
+        if different is not None:
+            raise RequestError(f"path: {path} {different}")
         return _promise(self.service.load(model, seq, path, optimizer))
 
     def _known_checkpoint(self, path: str) -> CheckpointMeta:

@@ -85,7 +85,10 @@ def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], def
     if isinstance(value, bool) and bool not in kinds:
         raise RequestError(f"{name} must be a {kinds[0].__name__}, got {value!r}")
     if float in kinds and isinstance(value, int):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise RequestError(f"{name} must be a number up to 1.8e308") from error
     if not isinstance(value, kinds):
         raise RequestError(f"{name} must be a {kinds[0].__name__}, got {str(value)[:80]!r}")
     return value

@@ -100,6 +100,48 @@ def test_json_of_the_wrong_shape(engine, training, service):
     serves(training)
 
 
+def test_refused_requests_of_a_model_do_not_hold_those_after_them(engine, training):
+    """Whatever is wrong with a request, the next one of its model is answered."""
+    strange = [None, -1, 2**70, 10**400, 1.5, "x", "a/b", [], {}, True]
+    bodies: list[tuple[str, dict]] = [
+        ("optim_step", {"adam_params": {name: value}})
+        for name in ("learning_rate", "beta1", "eps", "grad_clip_norm", "other")
+        for value in strange
+    ]
+    for route, names in (
+        ("save_weights", ("path", "overwrite", "ttl_seconds", "user_metadata")),
+        ("save_weights_for_sampler", ("path", "sampling_session_seq_id", "kind")),
+        ("load_weights", ("path", "optimizer")),
+    ):
+        bodies += [(route, {name: value}) for name in names for value in strange]
+    seq, promised = 1, []
+    for route, body in bodies:
+        content = json.dumps({"model_id": training.model_id, "seq_id": seq, **body})
+        answer = engine.request("POST", f"/api/v1/{route}", content=content)
+        assert answer.status_code < 500, (route, body, answer.text)
+        if answer.status_code == 200:
+            promised.append(answer.json()["request_id"])
+        seq += 1
+    assert len(promised) < len(bodies) / 2
+    for request_id in promised:
+        answer = engine.request("POST", "/api/v1/retrieve_future", json={"request_id": request_id})
+        assert answer.status_code == 200, request_id
+        assert answer.json().get("category") != "server", answer.text
+
+
+@pytest.mark.parametrize("seed", [2**70, -(2**70), 1.5, "x"])
+def test_seeds_that_are_none(engine, service, training, seed):
+    body = {
+        "session_id": service.holder.get_session_id(),
+        "base_model": engine.model,
+        "model_seq_id": 77,
+        "lora_config": {"rank": 4, "seed": seed},
+    }
+    answer = engine.request("POST", "/api/v1/create_model", content=json.dumps(body))
+    assert answer.status_code == 400
+    assert "seed" in answer.json()["detail"]
+
+
 def test_numbers_that_are_none(engine, training):
     for name, dtype, value in (
         ("weights", np.float32, np.nan),
@@ -183,6 +225,11 @@ def test_unknown_paths_and_methods(engine):
         ("GET", "/api/v1/training_runs/..%2f..%2fetc/checkpoints"),
         ("DELETE", "/api/v1/training_runs/a/checkpoints/weights/..%2f..%2fx"),
         ("GET", "/api/v1/files/a/b/c/d"),
+        ("GET", "/api/v1/files/a/b/c/d?signature=%C3%A9"),
+        ("GET", "/api/v1/files/a/b/c/d?expires=%C2%B2&signature=x"),
+        ("GET", "/api/v1/files/a/b/c/%ED%A0%80?expires=1&signature=%ED%A0%80"),
+        ("GET", "/api/v1/training_runs/a/checkpoints/weights/.partial-1/external_weights_urls"),
+        ("GET", "/api/v1/training_runs/a/checkpoints/weights/%00/external_weights_urls"),
         ("GET", "/api/v1/training_runs?limit=x"),
     ):
         assert 400 <= engine.request(method, path).status_code < 500
