@@ -63,6 +63,10 @@ class Loss:
         """Whether a token's loss depends on its whole sequence: ``inputs`` then needs its log ratio."""
         return self.name == "gspo"
 
+    def threshold(self, name: str) -> float:
+        """A clip threshold where a datum gives none of its own."""
+        return self.config.get(name, _CLIP_DEFAULTS[self.name][_CLIP.index(name)])
+
     def teaches(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Which tokens can have a gradient: ``[tokens]`` bool."""
         if self.name == "cross_entropy":
@@ -85,9 +89,8 @@ class Loss:
             ratio = torch.exp(logprobs - sampled)
         if self.name == "importance_sampling":
             return -ratio * advantages
-        low_default, high_default = _CLIP_DEFAULTS[self.name]
-        low = inputs.get("clip_low_threshold", self.config.get("clip_low_threshold", low_default))
-        high = inputs.get("clip_high_threshold", self.config.get("clip_high_threshold", high_default))
+        # of one kind both: token by token if a datum gives one of them, see wire.read_training
+        low, high = (inputs.get(name, self.threshold(name)) for name in _CLIP)
         clipped = torch.clamp(ratio, low, high)  # pyright: ignore[reportArgumentType, reportCallIssue]
         if self.name == "cispo":
             return -clipped.detach() * logprobs * advantages

@@ -19,6 +19,8 @@ from hermes_rl.engine.losses import RATIO_MASK, TOKEN_THRESHOLDS, Loss, make_los
 from hermes_rl.engine.training import Outcome, TrainingSequence
 
 MAX_BODY_BYTES = 256 * 2**20
+MAX_TARGETS = 2**22
+"""Targets of one training request, all data and columns together; each takes some 30 bytes."""
 
 
 class RequestError(Exception):
@@ -169,12 +171,29 @@ def read_training(
         raise RequestError(str(error)) from error
     if not message.data:
         raise RequestError("data is empty")
-    return [
-        _read_datum(datum, loss, vocab, limit, f"data[{index}]") for index, datum in enumerate(message.data)
-    ], loss
+    thresholds: tuple[str, ...] = ()
+    if loss.name in ("ppo", "cispo"):
+        given = (name for datum in message.data for name in datum.loss_fn_inputs)
+        # one datum that gives one of them makes both a matter of tokens, for all data
+        thresholds = TOKEN_THRESHOLDS if any(name in TOKEN_THRESHOLDS for name in given) else ()
+    sequences: list[TrainingSequence] = []
+    left = MAX_TARGETS
+    for index, datum in enumerate(message.data):
+        sequences.append(_read_datum(datum, loss, thresholds, vocab, limit, left, f"data[{index}]"))
+        left -= len(sequences[-1].targets)
+    return sequences, loss
 
 
-def _read_datum(datum: pb.Datum, loss: Loss, vocab: int, limit: int, where: str) -> TrainingSequence:
+def _read_datum(
+    datum: pb.Datum,
+    loss: Loss,
+    thresholds: tuple[str, ...],
+    vocab: int,
+    limit: int,
+    left: int,
+    where: str,
+) -> TrainingSequence:
+    """A datum as the engine works with it; at most ``left`` targets."""
     parts = []
     for number, chunk in enumerate(datum.model_input):
         kind = chunk.WhichOneof("chunk")
@@ -195,22 +214,30 @@ def _read_datum(datum: pb.Datum, loss: Loss, vocab: int, limit: int, where: str)
     given = datum.loss_fn_inputs
     if "target_tokens" not in given:
         raise RequestError(f"{where}.loss_fn_inputs lacks target_tokens")
-    targets = read_tensor(given["target_tokens"], f"{where}.target_tokens")
+    most = (len(tokens), max(1, min(vocab, left // len(tokens))))
+    targets = read_tensor(given["target_tokens"], f"{where}.target_tokens", most)
     if targets.ndim not in (1, 2) or len(targets) != len(tokens) or targets.dtype.kind != "i":
         raise RequestError(
             f"{where}.target_tokens has shape {list(targets.shape)} and type {targets.dtype}; expected "
             f"integers [{len(tokens)}] or [{len(tokens)}, K], one row a token of model_input"
         )
+    if targets.size > left:
+        raise RequestError(
+            f"{where}.target_tokens: a request holds at most {MAX_TARGETS} targets; send the data in several"
+        )
     shape = targets.shape
+    most = (len(tokens), 1 if targets.ndim == 1 else shape[1])
     inputs: dict[str, np.ndarray] = {}
-    extra = tuple(name for name in TOKEN_THRESHOLDS if name in given and loss.name in ("ppo", "cispo"))
-    for name in (*loss.inputs, *extra):
+    for name in (*loss.inputs, *thresholds):
         if name not in given:
             if name == "weights":
                 inputs[name] = np.ones(shape, np.float32)
                 continue
+            if name in thresholds:
+                inputs[name] = np.full(shape, loss.threshold(name), np.float32)
+                continue
             raise RequestError(f"{where}.loss_fn_inputs lacks {name}, which {loss.name} needs")
-        value = read_tensor(given[name], f"{where}.{name}").astype(np.float32)
+        value = read_tensor(given[name], f"{where}.{name}", most).astype(np.float32)
         if value.shape != shape:
             raise RequestError(
                 f"{where}.{name} has shape {list(value.shape)}; expected {list(shape)} as target_tokens"
@@ -234,8 +261,12 @@ def _read_datum(datum: pb.Datum, loss: Loss, vocab: int, limit: int, where: str)
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 
 
-def read_tensor(message: pb.Tensor, where: str) -> np.ndarray:
+def read_tensor(message: pb.Tensor, where: str, most: tuple[int, int]) -> np.ndarray:
     """A protocol tensor, dense; entries that a sparse one does not list are zero.
+
+    Args:
+        most: rows that a sparse one must have, and how many columns it may have: it says how large it is
+            without sending as much.
 
     Raises:
         RequestError: its bytes, type and shape do not go together.
@@ -248,6 +279,10 @@ def read_tensor(message: pb.Tensor, where: str) -> np.ndarray:
         raise RequestError(f"{where} has an impossible shape {shape}")
     try:
         if message.HasField("sparse_csr"):
+            if len(shape) != 2 or shape[0] != most[0] or shape[1] > most[1]:
+                raise RequestError(
+                    f"{where} is sparse and has shape {shape}; expected [{most[0]}, K] with K up to {most[1]}"
+                )
             sparse = message.sparse_csr
             return _dense(
                 np.frombuffer(sparse.values, dtype),
@@ -331,7 +366,9 @@ class SampleOptions:
 
 
 MAX_SAMPLES = 512
+MAX_ALTERNATIVES = 1024
 MAX_TOP_K_CELLS = 2**24
+MAX_SPARSE_CELLS = 2**22
 
 
 def read_sample(body: Mapping[str, Any], vocab: int, limit: int) -> SampleOptions:
@@ -357,7 +394,16 @@ def read_sample(body: Mapping[str, Any], vocab: int, limit: int) -> SampleOption
     top_k = _within(field(params, "top_k", int, -1), "sampling_params.top_k", -1, 2**31)
     stop_tokens, stop_strings = _read_stop(params.get("stop"), vocab)
     prompt_top_k = _within(field(body, "topk_prompt_logprobs", int, 0), "topk_prompt_logprobs", 0, vocab)
-    alternatives = _within(field(body, "prompt_alt_tokens_k", int, 0), "prompt_alt_tokens_k", 0, vocab)
+    alternatives = _within(
+        field(body, "prompt_alt_tokens_k", int, 0), "prompt_alt_tokens_k", 0, min(vocab, MAX_ALTERNATIVES)
+    )
+    sample_top_k = _within(field(body, "topk_sample_logprobs", int, 0), "topk_sample_logprobs", 0, vocab)
+    max_tokens = min(max_tokens, room)
+    if count * max_tokens * sample_top_k > MAX_TOP_K_CELLS:
+        raise RequestError(
+            f"topk_sample_logprobs: num_samples {count} times max_tokens {max_tokens} times {sample_top_k} "
+            f"is more than {MAX_TOP_K_CELLS}; ask for fewer, or in several requests"
+        )
     last = field(body, "prompt_logprobs_last_n", int, None)
     wants_logprobs = bool(field(body, "prompt_logprobs", bool, False))
     if last is not None:
@@ -365,19 +411,22 @@ def read_sample(body: Mapping[str, Any], vocab: int, limit: int) -> SampleOption
             raise RequestError("prompt_logprobs_last_n requires prompt_logprobs")
         _within(last, "prompt_logprobs_last_n", 1, max(1, len(prompt) - 1))
     if len(prompt) * max(prompt_top_k, alternatives) > MAX_TOP_K_CELLS:
-        raise RequestError("the prompt's length times the asked-for width is too large")
+        raise RequestError(
+            "topk_prompt_logprobs, prompt_alt_tokens_k: the prompt's length times either must be at most "
+            f"{MAX_TOP_K_CELLS}, got {len(prompt)} times {max(prompt_top_k, alternatives)}"
+        )
     targets, sparse = _read_prompt_targets(body.get("target_prompt_logprobs"), len(prompt), vocab)
     return SampleOptions(
         prompt=prompt,
         count=count,
-        max_tokens=min(max_tokens, room),
+        max_tokens=max_tokens,
         seed=field(params, "seed", int, None),
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         stop_tokens=stop_tokens,
         stop_strings=stop_strings,
-        sample_top_k=_within(field(body, "topk_sample_logprobs", int, 0), "topk_sample_logprobs", 0, vocab),
+        sample_top_k=sample_top_k,
         prompt_logprobs=wants_logprobs,
         prompt_top_k=prompt_top_k,
         prompt_last=last,
@@ -424,9 +473,13 @@ def _read_prompt_targets(
         or len(shape) != 2
         or not all(isinstance(size, int) and size >= 0 for size in shape)
         or shape[0] != length - 1
-        or shape[0] * shape[1] > MAX_TOP_K_CELLS
+        or shape[0] * shape[1]
+        > (MAX_TOP_K_CELLS if value.get("sparse_crow_indices") is None else MAX_SPARSE_CELLS)
     ):
-        raise RequestError(f"{name} must have shape [{length - 1}, K], got {shape}")
+        raise RequestError(
+            f"{name} must have shape [{length - 1}, K] of at most {MAX_TOP_K_CELLS} entries (sparse: "
+            f"{MAX_SPARSE_CELLS}), got {str(shape)[:80]}"
+        )
     data = _token_array(value.get("data", []), f"{name}.data")
     try:
         if value.get("sparse_crow_indices") is None:
