@@ -17,9 +17,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,11 +235,9 @@ def _measure(report: Report, setting: Setting, folder: Path) -> None:
         clients = [client] + [Client(service, model, n, prompts[n]) for n in range(1, 8)]
 
         def together() -> None:
-            workers = [threading.Thread(target=each.step) for each in clients]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+            with ThreadPoolExecutor(len(clients)) as pool:
+                for step in [pool.submit(each.step) for each in clients]:
+                    step.result()
 
         # one adapter alone is measured again, beside eight: what else the machine does changes with time
         alone, eight = math.inf, math.inf
@@ -254,14 +252,14 @@ def _measure(report: Report, setting: Setting, folder: Path) -> None:
     share = max(0.0, 1 - (took["direct sample"] + took["direct train"]) / step)
     computed = spent["direct sample"] + spent["direct train"]
     rate = matmul_rate(device, dtype)
-    rows = GROUPS * (PROMPT + COPIES * (COMPLETION - 1))
+    operations = training_operations(direct)
     report.note(f"{size} threads", threads)
     report.note(f"{size} engine step", step, " s")
     report.note(f"{size} engine sampled tokens", SEQUENCES * COMPLETION / sample, "/s")
     report.note(f"{size} engine trained tokens", SEQUENCES * (PROMPT + COMPLETION) / train, "/s")
     report.note(f"{size} engine memory", one_memory / 2**20, " MB")
     report.note(f"{size} matmul rate", rate / 1e9, " GFLOP/s")
-    report.note(f"{size} training share of matmul rate", 6 * parameters * rows / took["direct train"] / rate)
+    report.note(f"{size} training share of matmul rate", operations / took["direct train"] / rate)
     if device.type == "cpu":
         report.note(f"{size} share of processor time not computing", 1 - computed / spent["step"])
     if size == "small" and device.type == "cpu":
@@ -363,6 +361,30 @@ class Direct:
         list(run_pass(self.base, self.adapter, self.items, self.loss, lambda: self.gradient))
         self.adam.step(self.gradient, AdamSettings(1e-5))
         self.gradient.zero_()
+
+
+def training_operations(direct: Direct) -> float:
+    """Multiplications and additions of the matrix products of one training pass; attention's are left out.
+
+    Base weights get no gradient (but where an adapter is trained by way of its merged matrices), nor does the
+    input of the first layer.
+    """
+    from hermes_rl.engine.linears import MergedLinears, adapter_linears
+
+    architecture = direct.base.architecture
+    rows = GROUPS * (PROMPT + COPIES * (COMPLETION - 1))
+    # the first tokens of all completions of a prompt are predicted by one row
+    taught = GROUPS * (1 + COPIES * (COMPLETION - 1))
+    first = next(group for group in architecture.layer_groups if group.name == "qkv")
+    forward = architecture.linear_parameters
+    linear = adapter_linears(direct.base, direct.adapter, trainable=True)
+    if isinstance(linear, MergedLinears):
+        own = 2 * forward
+    else:
+        own = (4 if linear._merged else 6) * direct.adapter.flat.numel()
+    inputs = forward - first.in_features * first.out_features
+    head = architecture.head_group.in_features * architecture.head_group.out_features
+    return rows * (2 * forward + 2 * inputs + own) + 2 * head * (rows + taught)
 
 
 def matmul_rate(device: Any, dtype: Any) -> float:
