@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import pickle
+import threading
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import tinker
 import torch
+import uvicorn
+from safetensors.torch import load_file
 from tinker import types
 from training_data import PROMPT, cross_entropy_data, policy_data, sample
+
+from hermes_rl.engine import service as service_module
+from hermes_rl.engine.architecture import read_architecture
+from hermes_rl.engine.base_model import load_base_model
+from hermes_rl.engine.checkpoints import CheckpointStore, parse_path
+from hermes_rl.engine.process import listen
+from hermes_rl.engine.server import EngineApp
+from hermes_rl.engine.service import Service
 
 ADAM = types.AdamParams(learning_rate=1e-2)
 
@@ -278,6 +292,154 @@ def test_scores_of_prompts_and_samples(training):
         assert len(response.sequences[0].topk_logprobs) == 3
 
 
+def test_the_most_likely_tokens_of_samples_are_those_of_the_prompt_scores(training):
+    """What sampling says of its own tokens is what scoring them as a prompt says."""
+    client = training.save_weights_and_get_sampling_client().result()
+    prompt = types.ModelInput.from_ints(PROMPT)
+    params = types.SamplingParams(max_tokens=6, seed=3, stop=[])
+    (sequence,) = client.sample(prompt, 1, params, topk_sample_logprobs=3).result().sequences
+    whole = types.ModelInput.from_ints(PROMPT + list(sequence.tokens))
+    one = types.SamplingParams(max_tokens=1, seed=3, stop=[])
+    scored = client.sample(whole, 1, one, include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
+    for mine, expected in zip(
+        sequence.topk_logprobs, scored.topk_prompt_logprobs[len(PROMPT) :], strict=True
+    ):
+        assert [token for token, _ in mine] == [token for token, _ in expected]
+        np.testing.assert_allclose([p for _, p in mine], [p for _, p in expected], atol=1e-5)
+        assert [p for _, p in mine] == sorted((p for _, p in mine), reverse=True)
+
+
+def saved(engine, training, name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """An adapter's flat vector and its optimizer's state, from a checkpoint made now."""
+    path = training.save_state(name).result().path
+    loaded = CheckpointStore(engine.log.parent / "checkpoints").load(path, optimizer=True)
+    adapter = loaded.build(read_architecture(Path(engine.model)), torch.device("cpu"))
+    assert loaded.optimizer is not None
+    return adapter.flat, loaded.optimizer
+
+
+@pytest.mark.parametrize(("decay", "clip"), [(0.0, 0.0), (0.3, 0.0), (0.0, 1e-3), (0.3, 1e-3)])
+def test_optimizer_steps_are_those_of_adamw(engine, service, decay, clip):
+    training = service.create_lora_training_client(engine.model, rank=8, seed=1).result()
+    start, _ = saved(engine, training, "start")
+    reference = torch.nn.Parameter(start.clone().double())
+    adamw = torch.optim.AdamW([reference], lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=decay)
+    params = types.AdamParams(
+        learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=decay, grad_clip_norm=clip
+    )
+    # a model beside it, whose first moment after a step that moves nothing is the gradient itself
+    probe = types.AdamParams(learning_rate=0.0, beta1=0.0, beta2=0.0)
+    for step in range(2):
+        beside = service.create_training_client_from_state(training.save_state(f"at-{step}").result().path)
+        beside.result().forward_backward(cross_entropy_data(), "cross_entropy").result()
+        beside.result().optim_step(probe).result()
+        _, state = saved(engine, beside.result(), "gradient")
+        reference.grad = state["first"].double()
+        if clip:
+            torch.nn.utils.clip_grad_norm_([reference], clip)
+        adamw.step()
+        training.forward_backward(cross_entropy_data(), "cross_entropy").result()
+        norm = training.optim_step(params).result().metrics["grad_norm"]
+        assert norm == pytest.approx(float(state["first"].norm()), rel=1e-5)
+    found, _ = saved(engine, training, "end")
+    assert not torch.equal(found, start)
+    torch.testing.assert_close(found.double(), reference.detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("off", "adapted"),
+    [("train_attn", {"mlp", "lm_head"}), ("train_mlp", {"self_attn", "lm_head"}),
+     ("train_unembed", {"self_attn", "mlp"})],
+)  # fmt: skip
+def test_what_is_not_to_be_trained_carries_no_adapter(engine, service, off, adapted):
+    training = service.create_lora_training_client(engine.model, rank=8, seed=1, **{off: False}).result()
+    data = cross_entropy_data()
+    losses = []
+    for _ in range(4):
+        forward, step = training.forward_backward(data, "cross_entropy"), training.optim_step(ADAM)
+        losses.append(forward.result().metrics["loss:sum"])
+        step.result()
+    assert losses[-1] < losses[0]
+    path = training.save_state("part").result().path
+    folder = CheckpointStore(engine.log.parent / "checkpoints").folder(*parse_path(path))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    found = {part for part in ("self_attn", "mlp", "lm_head") if any(f".{part}." in name for name in tensors)}
+    assert found == adapted
+    assert all(value.any() for name, value in tensors.items() if "lora_B" in name)
+
+
+def test_an_unloaded_model_is_gone_and_what_it_published_stays(engine, training):
+    sampler = training.save_weights_and_get_sampling_client().result()
+    before = tokens(sample(sampler, 2))
+    path = training.save_state("kept").result().path
+    answer = engine.request("POST", "/api/v1/unload_model", json={"model_id": training.model_id})
+    assert answer.status_code == 200
+    request_id = answer.json()["request_id"]
+    done = engine.request("POST", "/api/v1/retrieve_future", json={"request_id": request_id})
+    assert done.json()["type"] == "unload_model"
+    assert "may have been unloaded" in refused(lambda: training.optim_step(ADAM))
+    assert tokens(sample(sampler, 2)) == before
+    rest = tinker.RestClient(base_url=engine.base_url, api_key=engine.api_key)
+    assert path in [
+        each.tinker_path for each in rest.list_checkpoints(training.model_id).result().checkpoints
+    ]
+
+
+def test_a_state_of_another_scale_is_refused(engine, training):
+    """``--lora-alpha`` is part of what weights mean; here it is the checkpoint that says another."""
+    path = training.save_state("scaled").result().path
+    folder = CheckpointStore(engine.log.parent / "checkpoints").folder(*parse_path(path))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 512.0}))
+    message = refused(lambda: training.load_state(path))
+    assert "alpha 512.0" in message
+    assert "--lora-alpha 512" in message
+    assert training.forward(cross_entropy_data(), "cross_entropy").result().metrics["loss:sum"] > 0
+
+
+def test_a_busy_engine_is_waited_for_by_the_sdk(model_folder, tmp_path, monkeypatch):
+    """With room for one waiting request the others are told to come again, and all get their samples."""
+    monkeypatch.setattr(service_module, "MAX_PENDING_SAMPLES", 1)
+    base = load_base_model(str(model_folder), torch.device("cpu"), torch.float32)
+    served = Service(
+        base, CheckpointStore(tmp_path), lora_alpha=16.0, session_timeout=600.0, cache_bytes=2**26
+    )
+    app = EngineApp(served, "tml-busy")
+    statuses: list[int] = []
+
+    async def counted(scope, receive, send) -> None:
+        async def counting(message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        await app(scope, receive, counting)
+
+    server = uvicorn.Server(uvicorn.Config(counted, lifespan="off", log_level="warning"))
+    listener = listen("127.0.0.1", 0)
+
+    async def serve() -> None:
+        served.start(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = tinker.ServiceClient(base_url=url, api_key="tml-busy")
+        sampler = client.create_sampling_client(base_model=str(model_folder)).result()
+        prompt = types.ModelInput.from_ints(PROMPT)
+        params = types.SamplingParams(max_tokens=300, seed=1, stop=[])
+        futures = [sampler.sample(prompt, 4, params) for _ in range(4)]
+        assert all(len(future.result().sequences) == 4 for future in futures)
+        assert 429 in statuses
+        client.close("success").result()
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        served.close()
+
+
 def test_checkpoints_are_listed_described_and_deleted(engine, training):
     rest = tinker.RestClient(base_url=engine.base_url, api_key=engine.api_key)
     path = training.save_state("listed", ttl_seconds=7200, user_metadata={"a": "b"}).result().path
@@ -316,8 +478,6 @@ def test_weights_are_downloaded(engine, training, tmp_path):
     assert {"adapter_config.json", "adapter_model.safetensors"} <= set(urls)
     for name, url in urls.items():
         (tmp_path / name).write_bytes(httpx.get(url).raise_for_status().content)
-    from safetensors.torch import load_file
-
     assert load_file(tmp_path / "adapter_model.safetensors")
     assert httpx.get(urls["adapter_config.json"].replace("signature=", "signature=0")).status_code == 403
 

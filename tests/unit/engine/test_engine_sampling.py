@@ -87,7 +87,9 @@ def check_alone_and_among_others(base, make_adapter, tolerance: float) -> None:
 
 def test_logprobs_are_those_of_the_reference(base, make_adapter, tmp_path, form):
     adapters = [make_adapter(1, 8), make_adapter(2, 16)]
-    jobs = [job(adapter, range(10, 30), count=3, seed=4, temperature=0.8) for adapter in adapters]
+    jobs = [
+        job(adapter, range(10, 30), count=3, seed=4, temperature=0.8, sample_top_k=4) for adapter in adapters
+    ]
     run(base, jobs)
     for adapter, each in zip(adapters, jobs, strict=True):
         model = peft_model(base, adapter, tmp_path / str(adapter.spec.rank))
@@ -95,6 +97,10 @@ def test_logprobs_are_those_of_the_reference(base, make_adapter, tmp_path, form)
             tokens = torch.from_numpy(np.concatenate([each.prompt, result.tokens]))
             expected = logprobs(model, tokens[:-1], tokens[1:])[len(each.prompt) - 1 :]
             np.testing.assert_allclose(result.logprobs, expected.detach().numpy(), atol=1e-3)
+            table = model(tokens[None]).logits[0, len(each.prompt) - 1 : -1].log_softmax(-1).detach()
+            best = table.topk(4, dim=1)
+            assert result.top_tokens.tolist() == best.indices.tolist()
+            np.testing.assert_allclose(result.top_logprobs, best.values.numpy(), atol=1e-3)
 
 
 def test_temperature_zero_is_greedy_decoding(base, form):
