@@ -456,6 +456,30 @@ def test_a_supervisor_whose_run_was_given_up_meanwhile_leaves_it_alone(
     assert not (Path(status.run_dir) / "endpoints.json").exists()
 
 
+def test_a_supervisor_whose_run_was_taken_away_while_it_trained_ends_its_processes(
+    stand_ins: Runs, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    monkeypatch.setenv("STAND_IN_TRAINER", "deaf")  # it must not be asked: it would write a last checkpoint
+    hold.at(2)
+    run_id = stand_ins.start(total_steps=6)
+    stand_ins.until(run_id, lambda status: status.status == "running" and status.step == 2)
+    first = _pids(stand_ins.status(run_id)) | {"supervisor": stand_ins.supervisor(run_id)}
+    store = open_store(stand_ins.workspace.state_url)
+    # As by someone in another container, where no process of the run can be seen.
+    assert store.move_run(run_id, "failed", reason="its supervisor died", phase=None)
+    marks = {pid: process_mark(pid) for pid in first.values()}
+    deadline = time.monotonic() + PATIENCE
+    while any(mark is not None and process_mark(pid) == mark for pid, mark in marks.items()):
+        assert time.monotonic() < deadline, stand_ins.log(run_id, "supervisor")
+        time.sleep(0.02)
+    status = stand_ins.status(run_id)
+    assert (status.status, status.reason) == ("failed", "its supervisor died")
+    assert "trainer did not end" not in stand_ins.log(run_id, "supervisor")
+    hold.release()
+    runs.resume(stand_ins.workspace, run_id, modules=MODULES)
+    assert stand_ins.wait(run_id).status == "completed"
+
+
 def test_ids_may_be_shortened_and_latest_is_the_latest(stand_ins: Runs) -> None:
     with pytest.raises(UnknownRunError, match="no runs yet"):
         runs.resolve_id(stand_ins.workspace, "latest")

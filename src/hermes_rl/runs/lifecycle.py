@@ -185,8 +185,10 @@ def _supervise(
     external_environment: bool,
     modules: Mapping[str, str] | None,
 ) -> None:
-    """Start the supervisor of a pending run."""
+    """Start the supervisor of a pending run, for which this process answers until then."""
+    starter = (os.getpid(), process_mark(os.getpid()))
     arguments = ["--workspace", str(workspace.root), "--run-id", run_id]
+    arguments += ["--starter", f"{starter[0]}:{starter[1]}"]
     if external_environment:
         arguments.append("--external-environment")
     for role, module in (modules or {}).items():
@@ -195,10 +197,11 @@ def _supervise(
         pid = _detach(arguments, workspace, run_id)
     except OSError as error:
         reason = f"its supervisor could not be started: {error}"
-        store.move_run(run_id, RunState.FAILED, reason=reason, ended_at=utc_now())
+        store.move_run(run_id, RunState.FAILED, answered_by=starter, reason=reason, ended_at=utc_now())
         raise WorkspaceError(f"Run {run_id}: {reason}.") from error
     mark = process_mark(pid)
-    store.move_run(run_id, RunState.STARTING, supervisor_pid=pid, supervisor_mark=mark, phase="starting")
+    supervised = {"supervisor_pid": pid, "supervisor_mark": mark, "phase": "starting"}
+    store.move_run(run_id, RunState.STARTING, answered_by=starter, **supervised)
     if mark is not None and store.run(run_id).stop_requested:
         signal_process(pid, mark, signal.SIGTERM)  # whoever stopped the pending run could not know the pid
 
