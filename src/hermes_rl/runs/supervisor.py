@@ -36,6 +36,7 @@ from hermes_rl.runs.files import (
     EXTERNAL_CONFIG,
     RUN_CONFIG,
     failure_file,
+    progress_marks,
     read_json,
     read_progress,
     tail,
@@ -180,6 +181,7 @@ class Supervisor:
         finally:
             engine.cancel()
         self._record.phase("training")
+        self._watches.append(asyncio.create_task(self._end_when_nothing_comes()))
         logger.info("every process is ready after %.2f s", time.monotonic() - began)
 
     async def _bring_up(self, engine: asyncio.Task[dict[str, str]]) -> None:
@@ -321,6 +323,36 @@ class Supervisor:
                 f"the {title} does not answer: it has been silent for {silence:.0f} s "
                 f"(max_seconds_without_answer is {limit:g}).",
                 role,
+            )
+        )
+
+    async def _end_when_nothing_comes(self) -> None:
+        """Fail the run when its processes live and answer and yet it stands still.
+
+        The SDK asks a Tinker server that has stopped working again and again, for as long as it is silent.
+        """
+        working = self._config.tinker.max_seconds_without_progress
+        waiting = self._config.tinker.max_seconds_without_batch
+        seen: object = None
+
+        async def has_changed() -> bool:
+            nonlocal seen
+            before, seen = seen, progress_marks(self._run_dir)
+            return seen != before
+
+        idle = await wait_for_silence(has_changed, working + waiting)
+        progress = read_progress(self._run_dir)
+        if progress.get("phase") == COMPLETED_PHASE:
+            return
+        self._conclude(
+            Outcome(
+                RunState.FAILED,
+                f"the run stands still: no step, evaluation or checkpoint came for {idle:.0f} s, at step "
+                f"{progress.get('step', 0)} of {self._config.env.total_steps} "
+                f"({progress.get('phase', 'starting')}). Each may take max_seconds_without_progress "
+                f"({working:g}) besides max_seconds_without_batch ({waiting:g}). All processes answer; the "
+                "Tinker server or the environment may have stopped working.",
+                "trainer",
             )
         )
 
