@@ -1,7 +1,7 @@
 """Run the benchmarks named, or all: ``python -m benchmarks [NAME…]``.
 
 All but ``gpu`` together take some 40 minutes on two free cores (estimated): engine 4 (and more, once, for
-installing its peers), grid 6, learning 8, reliability 10, search 10, startup 1. Each prints a line a figure,
+installing its peers), grid 6, learning 8, reliability 10, search 10, startup 2. Each prints a line a figure,
 ``name value goal reached|missed``, and exits 1 when a goal is missed; so does this.
 """
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,12 @@ class MemoryWatch:
     """Samples the memory of process trees until it is stopped.
 
     Attributes:
+        roots: gives the processes to look at; asked each time, as they come and go.
         peak_bytes: largest sum seen of the processes' proportional (or, where that is unknown, resident)
             memory.
     """
 
-    roots: list[int]
+    roots: Callable[[], Iterable[int]]
     peak_bytes: int = 0
     _stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -94,7 +95,7 @@ class MemoryWatch:
 
     def _now(self) -> int:
         seen: dict[int, int] = {}
-        for root in self.roots:
+        for root in self.roots():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(root)
                 for one in [process, *process.children(recursive=True)]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,14 +198,67 @@ def test_an_engine_that_is_restarted_costs_the_steps_since_the_checkpoint(worksp
     assert trained(workspace, run_id) == list(range(1, 41))
 
 
+def _terminal(command: list[str], folder: Path, env: dict[str, str]) -> tuple[int, int]:
+    """Start a command in a terminal of its own; its pid and the other end of the terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(command[0], command, env)
+    return pid, terminal
+
+
+def _read_to_the_end(terminal: int, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):  # what a terminal says when nobody has it any more
+        while data := os.read(terminal, 4096):
+            seen += data
+
+
+def test_ctrl_c_on_a_followed_run_stops_it_cleanly_and_a_resume_takes_every_step_once(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    folder = tmp_path / "where the user is"
+    folder.mkdir()
+    (folder / "secrets.py").write_text("raise RuntimeError('this is not the library')")
+    hermes_rl = [sys.executable, "-P", "-m", "hermes_rl"]
+    command = [*hermes_rl, "run", "start", "arithmetic_tinker", "--follow"]
+    for name, value in (SMALL | {"total_steps": 40}).items():
+        command += ["--set", f"{name}={value}"]
+    env = {**os.environ, "HERMES_RL_WORKSPACE": str(workspace.root)}
+    pid, terminal = _terminal(command, folder, env)
+    seen = bytearray()
+    reading = threading.Thread(target=_read_to_the_end, args=(terminal, seen), daemon=True)
+    reading.start()
+    try:
+        deadline = time.monotonic() + 300
+        while not runs.list_runs(workspace) or runs.list_runs(workspace)[0].step < 2:
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.05)
+        os.write(terminal, b"\x03")
+        _, code = os.waitpid(pid, 0)
+    finally:
+        reading.join(timeout=60)
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(code) == 130, seen
+    run_id = runs.list_runs(workspace)[0].run_id
+    status = ended(workspace, run_id, "stopped")
+    assert status.reason == "stopped on request"
+    assert 2 <= status.step < 40
+
+    done = subprocess.run(
+        [*hermes_rl, "run", "resume", run_id, "--follow"],
+        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    ended(workspace, run_id, "completed")
+    assert trained(workspace, run_id) == list(range(1, 41))
+
+
 def test_a_closed_terminal_ends_the_following_and_not_the_run(workspace: Workspace) -> None:
     command = [sys.executable, "-m", "hermes_rl", "run", "start", "arithmetic_tinker", "--follow"]
     for name, value in (SMALL | {"total_steps": 15}).items():
         command += ["--set", f"{name}={value}"]
     env = {**os.environ, "HERMES_RL_WORKSPACE": str(workspace.root)}
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(command[0], command, env)
+    pid, terminal = _terminal(command, Path.cwd(), env)
     try:
         deadline = time.monotonic() + 300
         while not runs.list_runs(workspace) or runs.list_runs(workspace)[0].step < 2:

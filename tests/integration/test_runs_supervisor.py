@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -42,8 +43,7 @@ class Runs:
 
     def start(self, **options: Any) -> str:
         fields = {"base_url": "http://127.0.0.1:9", "total_steps": options.pop("total_steps", 5)}
-        if "max_seconds_without_answer" in options:
-            fields["max_seconds_without_answer"] = options.pop("max_seconds_without_answer")
+        fields |= {name: options.pop(name) for name in list(options) if name.startswith("max_seconds_")}
         environment = SimpleNamespace(name="stand_in", file_path="/none", class_name="None")
         config = build_run_config(environment, overrides=fields)
         run_id = runs.start(self.workspace, config, modules=MODULES, **options)
@@ -381,6 +381,25 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_with_every_step_once(
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 41))
 
 
+def test_a_resumed_run_stands_at_its_checkpoint_before_it_goes_on(
+    stand_ins: Runs, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    monkeypatch.setenv("STAND_IN_CHECKPOINTS", "1")
+    hold.at(5)
+    run_id = stand_ins.start(total_steps=10)
+    stand_ins.until(run_id, lambda status: status.step == 5)
+    assert runs.stop(stand_ins.workspace, run_id).step == 5
+    with monkeypatch.context() as not_yet_supervised:
+        not_yet_supervised.setattr(lifecycle, "_supervise", lambda *_: None)
+        runs.resume(stand_ins.workspace, run_id)
+    status = stand_ins.status(run_id)
+    assert (status.status, status.step, status.reward_mean) == ("pending", 3, 0.3)
+    hold.release()
+    store = open_store(stand_ins.workspace.state_url)
+    lifecycle._supervise(stand_ins.workspace, store, run_id, False, MODULES)
+    assert stand_ins.wait(run_id).step == 10
+
+
 def test_a_failed_run_without_a_checkpoint_begins_anew(stand_ins: Runs, hold: Hold) -> None:
     hold.at(1)
     run_id = stand_ins.start(total_steps=8)
@@ -454,6 +473,30 @@ def test_a_supervisor_whose_run_was_given_up_meanwhile_leaves_it_alone(
     assert (status.status, status.reason, status.step) == ("failed", "its start was interrupted", 0)
     assert "trainer stand-in begins" not in stand_ins.log(run_id, "trainer")
     assert not (Path(status.run_dir) / "endpoints.json").exists()
+
+
+def test_a_supervisor_whose_run_was_taken_away_while_it_trained_ends_its_processes(
+    stand_ins: Runs, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    monkeypatch.setenv("STAND_IN_TRAINER", "deaf")  # it must not be asked: it would write a last checkpoint
+    hold.at(2)
+    run_id = stand_ins.start(total_steps=6)
+    stand_ins.until(run_id, lambda status: status.status == "running" and status.step == 2)
+    first = _pids(stand_ins.status(run_id)) | {"supervisor": stand_ins.supervisor(run_id)}
+    store = open_store(stand_ins.workspace.state_url)
+    # As by someone in another container, where no process of the run can be seen.
+    assert store.move_run(run_id, "failed", reason="its supervisor died", phase=None)
+    marks = {pid: process_mark(pid) for pid in first.values()}
+    deadline = time.monotonic() + PATIENCE
+    while any(mark is not None and process_mark(pid) == mark for pid, mark in marks.items()):
+        assert time.monotonic() < deadline, stand_ins.log(run_id, "supervisor")
+        time.sleep(0.02)
+    status = stand_ins.status(run_id)
+    assert (status.status, status.reason) == ("failed", "its supervisor died")
+    assert "trainer did not end" not in stand_ins.log(run_id, "supervisor")
+    hold.release()
+    runs.resume(stand_ins.workspace, run_id, modules=MODULES)
+    assert stand_ins.wait(run_id).status == "completed"
 
 
 def test_ids_may_be_shortened_and_latest_is_the_latest(stand_ins: Runs) -> None:
@@ -571,6 +614,31 @@ def test_a_server_that_is_stuck_ends_the_run_by_name(
     assert (status.status, status.guilty_role) == ("failed", role)
     assert "does not answer: it has been silent for" in (status.reason or "")
     assert not stand_ins.leftovers(run_id)
+
+
+def test_a_run_that_stands_still_although_all_answer_ends_with_the_numbers(
+    stand_ins: Runs, hold: Hold
+) -> None:
+    hold.at(2)  # as a Tinker server does that answers questions about a step and never ends it
+    run_id = stand_ins.start(max_seconds_without_progress=3.0, max_seconds_without_batch=2.0)
+    status = stand_ins.wait(run_id)
+    assert (status.status, status.guilty_role, status.step) == ("failed", "trainer", 2)
+    assert re.search(r"no step, evaluation or checkpoint came for \d+ s, at step 2 of 5", status.reason or "")
+    assert "max_seconds_without_progress (3) besides max_seconds_without_batch (2)" in (status.reason or "")
+    assert not stand_ins.leftovers(run_id)
+
+
+def test_a_run_that_takes_longer_than_the_limit_but_goes_on_is_left_alone(
+    stand_ins: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_STEP_SECONDS", "0.1")
+    limits = {"max_seconds_without_progress": 6.0, "max_seconds_without_batch": 1.0}
+    run_id = stand_ins.start(total_steps=100, **limits)
+    status = stand_ins.wait(run_id)
+    assert status.status == "completed", status
+    assert status.ended_at is not None
+    assert status.started_at is not None
+    assert (status.ended_at - status.started_at).total_seconds() > 7.0
 
 
 def test_a_supervisor_that_slept_takes_no_server_for_stuck(

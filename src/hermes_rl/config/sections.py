@@ -233,6 +233,12 @@ class TinkerSection(BaseModel):
         120.0, "A run whose API server, trainer or local engine does not answer for this long ends.",
         locked=True, unit="seconds", gt=0, le=86_400,
     )  # fmt: skip
+    max_seconds_without_progress: float = _field(
+        3600.0,
+        "A run in which a step, evaluation or checkpoint takes longer than this, besides "
+        "max_seconds_without_batch for its batch, ends.",
+        locked=True, unit="seconds", gt=0,
+    )  # fmt: skip
     min_free_disk_mb: int = _field(
         200, "A run with less free space in its workspace saves a checkpoint and ends; 0 does not look.",
         locked=True, unit="MB", ge=0, le=1_000_000_000,

@@ -142,7 +142,7 @@ def _start(ws: Workspace, spec: EngineSpec, timeout: float) -> EngineAddress:
     address_file.unlink(missing_ok=True)
     log = engine_log(ws, spec.key)
     command = [
-        sys.executable, "-m", "hermes_rl.engine.process",
+        sys.executable, "-P", "-m", "hermes_rl.engine.process",
         "--model", spec.model,
         "--device", spec.device,
         "--lora-alpha", str(spec.lora_alpha),

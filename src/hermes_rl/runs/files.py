@@ -45,6 +45,19 @@ def read_progress(run_dir: Path) -> dict[str, Any]:
     return read_json(run_dir / PROGRESS) or {}
 
 
+def progress_marks(run_dir: Path) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes whenever a run takes a step, gets an evaluation, saves a checkpoint or enters a phase."""
+    marks: list[tuple[int, int, int] | None] = []
+    for name in (PROGRESS, METRICS, CHECKPOINTS):
+        try:
+            found = (run_dir / name).stat()
+        except OSError:
+            marks.append(None)
+        else:
+            marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(marks)
+
+
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a text file; empty when there is no file."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 from sqlalchemy.engine import Row
 
-from hermes_rl.config import RunConfig, Workspace
+from hermes_rl.config import RunConfig, Workspace, write_private
 from hermes_rl.errors import ConfigError, HermesRLError, UnknownRunError, WorkspaceError
 from hermes_rl.process_identity import process_mark, signal_process, wait_for_end
 from hermes_rl.runs.branching import begin_from
@@ -30,7 +31,7 @@ from hermes_rl.runs.files import (
 )
 from hermes_rl.runs.forking import fork_server
 from hermes_rl.runs.launch import LaunchRequest, open_log
-from hermes_rl.runs.metrics import Record, best_evaluation, curves, last_of, read_records
+from hermes_rl.runs.metrics import Record, best_evaluation, curves, is_metric, last_of, read_records
 from hermes_rl.runs.roles import ROLES
 from hermes_rl.runs.run_status import RunStatus, current_status, list_statuses, settle
 from hermes_rl.runs.states import ACTIVE, FINAL, ProcessState, RunState
@@ -149,10 +150,12 @@ def resume(workspace: Workspace, run_id: str, *, modules: Mapping[str, str] | No
             f"Run {run_id} is {store.run(run_id).status}: it goes on already.",
             hint=f"`hermes-rl run watch {run_id}` shows it.",
         )
-    for role in ("api", "trainer", "env"):
-        failure_file(run_dir, role).unlink(missing_ok=True)
-    if not read_checkpoints(run_dir):
-        _set_metrics_aside(run_dir)
+    try:
+        _put_back(run_dir, row.total_steps)
+    except OSError as error:
+        reason = f"its files cannot be written: {error.strerror or error}"
+        store.move_run(run_id, RunState.FAILED, reason=reason, ended_at=utc_now())
+        raise WorkspaceError(f"Run {run_id}: {reason}.") from error
     _add_processes(store, run_id, row.external_environment)
     _supervise(workspace, store, run_id, row.external_environment, modules)
     return run_id
@@ -164,6 +167,27 @@ def _set_metrics_aside(run_dir: Path) -> None:
         number = 1 + len(list(run_dir.glob("metrics.before-resume-*.jsonl")))
         (run_dir / METRICS).rename(run_dir / f"metrics.before-resume-{number}.jsonl")
     (run_dir / PROGRESS).unlink(missing_ok=True)
+
+
+def _put_back(run_dir: Path, total_steps: int) -> None:
+    """Bring the files of a run that is resumed to where it goes on."""
+    for role in ("api", "trainer", "env"):
+        failure_file(run_dir, role).unlink(missing_ok=True)
+    checkpoints = read_checkpoints(run_dir)
+    if checkpoints:
+        _rewind_progress(run_dir, max(entry["step"] for entry in checkpoints), total_steps)
+    else:
+        _set_metrics_aside(run_dir)
+
+
+def _rewind_progress(run_dir: Path, step: int, total_steps: int) -> None:
+    """Have a run that goes on from a checkpoint stand there, until its trainer speaks for itself."""
+    latest: dict[str, Any] = {}
+    for record in read_records(run_dir):
+        if record.get("kind") in ("train", "eval") and record.get("step", 0) <= step:
+            latest |= {name: value for name, value in record.items() if is_metric(name, value)}
+    progress = {"step": step, "total_steps": total_steps, "phase": "starting", "latest": latest}
+    write_private(run_dir / PROGRESS, json.dumps(progress))
 
 
 def _answering_process() -> dict[str, Any]:
@@ -185,8 +209,10 @@ def _supervise(
     external_environment: bool,
     modules: Mapping[str, str] | None,
 ) -> None:
-    """Start the supervisor of a pending run."""
+    """Start the supervisor of a pending run, for which this process answers until then."""
+    starter = (os.getpid(), process_mark(os.getpid()))
     arguments = ["--workspace", str(workspace.root), "--run-id", run_id]
+    arguments += ["--starter", f"{starter[0]}:{starter[1]}"]
     if external_environment:
         arguments.append("--external-environment")
     for role, module in (modules or {}).items():
@@ -195,10 +221,11 @@ def _supervise(
         pid = _detach(arguments, workspace, run_id)
     except OSError as error:
         reason = f"its supervisor could not be started: {error}"
-        store.move_run(run_id, RunState.FAILED, reason=reason, ended_at=utc_now())
+        store.move_run(run_id, RunState.FAILED, answered_by=starter, reason=reason, ended_at=utc_now())
         raise WorkspaceError(f"Run {run_id}: {reason}.") from error
     mark = process_mark(pid)
-    store.move_run(run_id, RunState.STARTING, supervisor_pid=pid, supervisor_mark=mark, phase="starting")
+    supervised = {"supervisor_pid": pid, "supervisor_mark": mark, "phase": "starting"}
+    store.move_run(run_id, RunState.STARTING, answered_by=starter, **supervised)
     if mark is not None and store.run(run_id).stop_requested:
         signal_process(pid, mark, signal.SIGTERM)  # whoever stopped the pending run could not know the pid
 

@@ -21,11 +21,12 @@ from hermes_rl.process_identity import end_processes, is_alive, process_mark, pr
 from hermes_rl.runs.files import read_progress, tail
 from hermes_rl.runs.roles import ROLES
 from hermes_rl.runs.states import ProcessState, RunState
-from hermes_rl.runs.store import RunStore, is_active, open_store, utc_now
+from hermes_rl.runs.store import RunStore, answering, is_active, open_store, utc_now
 
 CPU_SAMPLE_SECONDS = 0.1
 LEFTOVER_GRACE_SECONDS = 5.0
 RUN_ID_VARIABLE = "HERMES_RL_RUN_ID"
+SUPERVISOR_VARIABLE = "HERMES_RL_SUPERVISOR"
 SUPERVISOR_DIED = "its supervisor died"
 
 
@@ -132,22 +133,29 @@ def list_statuses(workspace: Workspace, search_id: str | None = None) -> list[Ru
 def settle(workspace: Workspace, store: RunStore, row: Row[Any]) -> Row[Any]:
     """Find out whether an active run still has the process that answers for it; if not, record its failure.
 
+    Ending what it left takes seconds, in which the run may be resumed by someone else, or a supervisor whose
+    starter was killed may get so far as to record itself. So everything here is about the one attempt that
+    was found dead, and of a run that is another attempt's by then nothing is changed.
+
     Returns:
         The row as it is now.
     """
-    if not is_active(row) or is_alive(row.supervisor_pid, row.supervisor_mark):
-        return row
-    was_pending = row.status == RunState.PENDING
-    row = store.run(row.run_id)  # the supervisor may have recorded the end just before it went
-    if not is_active(row) or is_alive(row.supervisor_pid, row.supervisor_mark):
-        return row
-    end_leftovers(store, row.run_id)
-    state, reason = RunState.FAILED, "its start was interrupted" if was_pending else SUPERVISOR_DIED
+    while True:
+        if not is_active(row) or is_alive(row.supervisor_pid, row.supervisor_mark):
+            return row
+        recorded = store.processes(row.run_id)
+        before, row = answering(row), store.run(row.run_id)  # it may have ended, or go on, meanwhile
+        if is_active(row) and answering(row) == before:
+            break  # so the processes are those of the dead attempt
+    end_leftovers(row.run_id, recorded)
+    interrupted = row.status == RunState.PENDING
+    state, reason = RunState.FAILED, "its start was interrupted" if interrupted else SUPERVISOR_DIED
     if row.stop_requested:
         state, reason = RunState.STOPPED, "stopped on request"
     store.move_run(
         row.run_id,
         state,
+        answered_by=answering(row),
         reason=reason,
         guilty_role=None if row.stop_requested else "supervisor",
         log_tail=tail(workspace.log_path("supervisor", row.run_id)) or None,
@@ -155,22 +163,37 @@ def settle(workspace: Workspace, store: RunStore, row: Row[Any]) -> Row[Any]:
         phase=None,
         ended_at=utc_now(),
     )
-    store.end_processes_of(row.run_id)
     return store.run(row.run_id)
 
 
-def end_leftovers(store: RunStore, run_id: str) -> None:
-    """End what a supervisor that is gone has left: its recorded processes and all that carry the run's id."""
+def end_leftovers(run_id: str, recorded: Sequence[Row[Any]]) -> None:
+    """End what a supervisor that is gone has left.
+
+    Args:
+        run_id: the run.
+        recorded: its processes by the store, all of an attempt whose supervisor is gone. What else carries
+            the run's id is ended only if its own supervisor is gone.
+    """
     left = {
         process.pid: process.mark
-        for process in store.processes(run_id)
+        for process in recorded
         if process.role != "engine" and is_alive(process.pid, process.mark)
     }
     for pid in processes_with(RUN_ID_VARIABLE, run_id):
         mark = process_mark(pid)
-        if mark is not None:
+        if mark is not None and not _has_supervisor(pid):
             left.setdefault(pid, mark)
     end_processes(list(left.items()), grace=LEFTOVER_GRACE_SECONDS)
+
+
+def _has_supervisor(pid: int) -> bool:
+    """Whether the supervisor that started a process still runs."""
+    try:
+        supervisor = psutil.Process(pid).environ().get(SUPERVISOR_VARIABLE, "")
+    except (psutil.Error, OSError):
+        return False
+    number, _, mark = supervisor.partition(":")
+    return number.isdigit() and is_alive(int(number), mark)
 
 
 def _status(workspace: Workspace, row: Row[Any], listed: list[ProcessStatus]) -> RunStatus:

@@ -26,11 +26,14 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from hermes_rl.errors import UnknownRunError, WorkspaceError
-from hermes_rl.runs.states import ACTIVE, ProcessState, RunState, sources
+from hermes_rl.runs.states import ACTIVE, FINAL, ProcessState, RunState, sources
 
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 15.0
 _CREATION_LOCK = 0x6865726D6573
+
+Answering = tuple[int | None, str | None]
+"""Pid and mark of the process that answers for an active run. No two attempts at a run share one."""
 
 
 class UtcTime(sa.types.TypeDecorator[datetime]):
@@ -55,6 +58,8 @@ class PlainText(sa.types.TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
         return None if value is None else value.replace("\0", "")
 
+
+_NOT_ENDED = (ProcessState.STARTING.value, ProcessState.RUNNING.value)
 
 metadata = sa.MetaData()
 
@@ -241,27 +246,49 @@ class RunStore:
         with self._read() as connection:
             return connection.scalar(query)
 
-    def update_run(self, run_id: str, **values: Any) -> None:
-        """Change columns other than the status."""
-        with self._write() as connection:
-            connection.execute(runs.update().where(runs.c.run_id == run_id).values(**values))
+    def update_run(self, run_id: str, *, answered_by: Answering | None = None, **values: Any) -> bool:
+        """Change columns other than the status.
 
-    def move_run(self, run_id: str, target: RunState, **values: Any) -> bool:
+        Args:
+            answered_by: change them only while the run is active and this process answers for it.
+
+        Returns:
+            Whether they were changed.
+        """
+        with self._write() as connection:
+            where = runs.c.run_id == run_id
+            if answered_by is not None:
+                where &= _is_answered_by(answered_by)
+            return connection.execute(runs.update().where(where).values(**values)).rowcount == 1
+
+    def move_run(
+        self, run_id: str, target: RunState, *, answered_by: Answering | None = None, **values: Any
+    ) -> bool:
         """Bring a run to another state, if the state machine allows it from where the run is now.
 
         The check and the change are one statement, so that of several processes that try, one succeeds.
+        With the end of a run its processes that are not known to have ended are recorded as stopped.
+
+        Args:
+            answered_by: move it only while this process answers for it: what was found out about one
+                attempt at a run must not end the next.
 
         Returns:
             Whether the run was moved.
         """
         allowed = [state.value for state in sources(target)]
+        where = (runs.c.run_id == run_id) & runs.c.status.in_(allowed)
+        if answered_by is not None:
+            where &= _is_answered_by(answered_by)
         with self._write() as connection:
-            result = connection.execute(
-                runs.update()
-                .where(runs.c.run_id == run_id, runs.c.status.in_(allowed))
-                .values(status=target, **values)
-            )
-        return result.rowcount == 1
+            moved = connection.execute(runs.update().where(where).values(status=target, **values))
+            if moved.rowcount == 1 and RunState(target) in FINAL:
+                connection.execute(
+                    processes.update()
+                    .where(processes.c.run_id == run_id, processes.c.state.in_(_NOT_ENDED))
+                    .values(state=ProcessState.STOPPED, ended_at=utc_now())
+                )
+        return moved.rowcount == 1
 
     def processes(self, run_id: str) -> list[Row[Any]]:
         """The processes of one run, in the order in which they were started."""
@@ -284,29 +311,28 @@ class RunStore:
         with self._read() as connection:
             return connection.execute(query).all()
 
-    def put_processes(self, run_id: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    def put_processes(
+        self, run_id: str, rows: Mapping[str, Mapping[str, Any]], *, answered_by: Answering | None = None
+    ) -> bool:
         """Write what is known of a run's processes.
 
         Args:
             rows: role → columns.
+            answered_by: write it only while the run is active and this process answers for it.
+
+        Returns:
+            Whether it was written.
         """
         with self._write() as connection:
+            if answered_by is not None:  # changes nothing, and holds the row until all is written
+                held = runs.update().where((runs.c.run_id == run_id) & _is_answered_by(answered_by))
+                if connection.execute(held.values(run_id=run_id)).rowcount != 1:
+                    return False
             for role, values in rows.items():
                 where = (processes.c.run_id == run_id) & (processes.c.role == role)
                 if not connection.execute(processes.update().where(where).values(**values)).rowcount:
                     connection.execute(processes.insert().values(run_id=run_id, role=role, **values))
-
-    def end_processes_of(self, run_id: str) -> None:
-        """Record that no process of a run is left: those not known to have ended were stopped."""
-        with self._write() as connection:
-            connection.execute(
-                processes.update()
-                .where(
-                    processes.c.run_id == run_id,
-                    processes.c.state.in_([ProcessState.STARTING.value, ProcessState.RUNNING.value]),
-                )
-                .values(state=ProcessState.STOPPED, ended_at=utc_now())
-            )
+        return True
 
 
 @lru_cache(maxsize=8)
@@ -318,6 +344,21 @@ def open_store(url: str) -> RunStore:
 def is_active(row: Row[Any]) -> bool:
     """Whether the run of this row has not ended."""
     return RunState(row.status) in ACTIVE
+
+
+def answering(row: Row[Any]) -> Answering:
+    """The process that answers for the run of this row."""
+    return row.supervisor_pid, row.supervisor_mark
+
+
+def _is_answered_by(answered_by: Answering) -> sa.ColumnElement[bool]:
+    pid, mark = answered_by
+    active = runs.c.status.in_([state.value for state in ACTIVE])
+    return (
+        active
+        & runs.c.supervisor_pid.is_not_distinct_from(pid)
+        & (runs.c.supervisor_mark.is_not_distinct_from(mark))
+    )
 
 
 def _create_private(path: Path) -> None:

@@ -36,6 +36,7 @@ from hermes_rl.runs.files import (
     EXTERNAL_CONFIG,
     RUN_CONFIG,
     failure_file,
+    progress_marks,
     read_json,
     read_progress,
     tail,
@@ -49,7 +50,7 @@ from hermes_rl.runs.states import ProcessState, RunState
 
 if TYPE_CHECKING:
     from hermes_rl.engine.registry import EngineSpec
-    from hermes_rl.runs.store import RunStore
+    from hermes_rl.runs.store import Answering, RunStore
 
 logger = logging.getLogger("hermes_rl.supervisor")
 
@@ -68,6 +69,10 @@ LAST_WRITE_ATTEMPTS = 120
 LOCAL_ENGINE = "local"
 T = TypeVar("T")
 RUN_ID_VARIABLE = "HERMES_RL_RUN_ID"
+SUPERVISOR_VARIABLE = "HERMES_RL_SUPERVISOR"
+OWNERSHIP_SECONDS = 5.0
+"""How often the supervisor of a run that goes on looks whether the run is still its own."""
+GIVEN_UP = "the run was given up, or goes on elsewhere"
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Supervisor:
         run_id: a run that the store knows.
         modules: role → module, in place of the role's own.
         external_environment: whether someone else starts the environment.
+        starter: the process that answers for the run until this one does; None asks nobody's leave.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Supervisor:
         *,
         modules: Mapping[str, str] | None = None,
         external_environment: bool = False,
+        starter: Answering | None = None,
     ) -> None:
         self._launcher: Callable[[LaunchRequest, int], Process] = spawn
         self._workspace = workspace
@@ -116,10 +123,10 @@ class Supervisor:
         self._config = RunConfig.from_yaml(self._run_dir / RUN_CONFIG)
         self._children: dict[str, Child] = {}
         self._exits: dict[str, asyncio.Task[None]] = {}
-        self._record = Recorder(workspace, run_id)
+        self._record = Recorder(workspace, run_id, starter)
         self._engine_pid: int | None = None
         self._engine_watch: asyncio.Task[None] | None = None
-        self._silence_watches: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
         self._judging: asyncio.Task[None] | None = None
         self._ports: dict[str, tuple[int, str]] = {}
 
@@ -127,6 +134,7 @@ class Supervisor:
         """Lead the run; returns when no process of it is left and its end is recorded."""
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[Outcome] = loop.create_future()
+        self._record.when_lost = lambda: self._conclude(Outcome(RunState.FAILED, GIVEN_UP))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._conclude, Outcome(RunState.STOPPED, "stopped on request"))
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a closed terminal does not end a run
@@ -143,10 +151,10 @@ class Supervisor:
                 child.process.signal(signal.SIGKILL)
         if self._record.is_ours:
             self._remove_capabilities()
-        for watching in (self._engine_watch, self._judging, *self._silence_watches):
+        for watching in (self._engine_watch, self._judging, *self._watches):
             if watching is not None:
                 watching.cancel()
-        self._record.ended(outcome, self._log_tail(outcome.guilty_role), self._children)
+        self._record.ended(outcome, self._log_tail(outcome.guilty_role))
         return outcome
 
     def _conclude(self, outcome: Outcome) -> None:
@@ -173,6 +181,7 @@ class Supervisor:
         finally:
             engine.cancel()
         self._record.phase("training")
+        self._watches.append(asyncio.create_task(self._end_when_nothing_comes()))
         logger.info("every process is ready after %.2f s", time.monotonic() - began)
 
     async def _bring_up(self, engine: asyncio.Task[dict[str, str]]) -> None:
@@ -197,8 +206,8 @@ class Supervisor:
             endpoint.close()
         self._children["api"].process.release({})
         if not self._record.starting(self._children):
-            self._conclude(Outcome(RunState.FAILED, "the run was given up, or goes on elsewhere"))
             raise asyncio.CancelledError
+        self._watches.append(asyncio.create_task(self._watch_ownership()))
         self._write_capabilities(shared)
         await self._until_ready("api", wait_until_healthy(*ports["api"]))
         if not engine.done():
@@ -235,6 +244,7 @@ class Supervisor:
         }
         env |= shared
         env |= {RUN_ID_VARIABLE: self._run_id, "PYTHONUNBUFFERED": "1"}
+        env[SUPERVISOR_VARIABLE] = f"{os.getpid()}:{process_mark(os.getpid())}"
         env = THREAD_LIMITS | env
         request = LaunchRequest(
             module=self._modules.get(spec.role, spec.module),
@@ -300,7 +310,7 @@ class Supervisor:
         self._watch_silence("engine", f"engine (pid {self._engine_pid})", probe)
 
     def _watch_silence(self, role: str, title: str, probe: Probe) -> None:
-        self._silence_watches.append(asyncio.create_task(self._end_when_silent(role, title, probe)))
+        self._watches.append(asyncio.create_task(self._end_when_silent(role, title, probe)))
 
     async def _end_when_silent(self, role: str, title: str, probe: Probe) -> None:
         limit = self._config.tinker.max_seconds_without_answer
@@ -316,11 +326,47 @@ class Supervisor:
             )
         )
 
+    async def _end_when_nothing_comes(self) -> None:
+        """Fail the run when its processes live and answer and yet it stands still.
+
+        The SDK asks a Tinker server that has stopped working again and again, for as long as it is silent.
+        """
+        working = self._config.tinker.max_seconds_without_progress
+        waiting = self._config.tinker.max_seconds_without_batch
+        seen: object = None
+
+        async def has_changed() -> bool:
+            nonlocal seen
+            before, seen = seen, progress_marks(self._run_dir)
+            return seen != before
+
+        idle = await wait_for_silence(has_changed, working + waiting)
+        progress = read_progress(self._run_dir)
+        if progress.get("phase") == COMPLETED_PHASE:
+            return
+        self._conclude(
+            Outcome(
+                RunState.FAILED,
+                f"the run stands still: no step, evaluation or checkpoint came for {idle:.0f} s, at step "
+                f"{progress.get('step', 0)} of {self._config.env.total_steps} "
+                f"({progress.get('phase', 'starting')}). Each may take max_seconds_without_progress "
+                f"({working:g}) besides max_seconds_without_batch ({waiting:g}). All processes answer; the "
+                "Tinker server or the environment may have stopped working.",
+                "trainer",
+            )
+        )
+
     async def _outlive_engine(self, pid: int) -> None:
         mark = process_mark(pid)
         if mark is not None:
             await _in_daemon_thread(functools.partial(wait_for_end, pid, mark))
         self._conclude(Outcome(RunState.FAILED, f"the engine (pid {pid}) ended", "engine"))
+
+    async def _watch_ownership(self) -> None:
+        """Notice that the run was given to another attempt, by someone who could not see this process."""
+        while True:
+            await asyncio.sleep(OWNERSHIP_SECONDS)
+            self._record.check()
 
     async def _until_ready(self, role: str, readiness: Coroutine[Any, Any, None]) -> None:
         child = self._children[role]
@@ -453,7 +499,9 @@ class Supervisor:
                 await self._end(child)
 
     async def _end(self, child: Child) -> None:
-        if child.exit_code is None:
+        if child.exit_code is None and not self._record.is_ours:
+            child.process.signal(signal.SIGKILL)  # a last checkpoint would get into another attempt's way
+        elif child.exit_code is None:
             child.process.signal(signal.SIGTERM)
             if not await self._ended(child, STOP_GRACE_SECONDS):
                 logger.warning(
@@ -475,19 +523,38 @@ class Recorder:
     The store is opened at the first use, after the processes were started, because its import takes as
     long as theirs.
 
+    Args:
+        workspace: where the run lies.
+        run_id: the run.
+        starter: the process that answers for the run until this one does; None asks nobody's leave.
+
     Attributes:
         is_ours: whether the run is this supervisor's. Whoever asks for a run whose starter was killed records
-            that its start was interrupted, and it may be resumed, before its first supervisor gets so far.
+            that its start was interrupted, and it may be resumed, before its first supervisor gets so far;
+            and one who asks from where this process cannot be seen takes it for dead.
             Nothing is written of a run that is not ours.
+        when_lost: called once when the run turns out not to be ours.
     """
 
-    def __init__(self, workspace: Workspace, run_id: str) -> None:
+    def __init__(self, workspace: Workspace, run_id: str, starter: Answering | None = None) -> None:
         self._workspace = workspace
         self._run_id = run_id
+        self._starter = starter
+        self._self: Answering = (os.getpid(), process_mark(os.getpid()))
+        self._has_taken_over = False
         self._began = datetime.now(UTC)
         self.is_ours = True
+        self.when_lost: Callable[[], object] = lambda: None
 
-    def _write(self, change: Callable[[RunStore], object]) -> bool:
+    def _write(self, change: Callable[[RunStore], bool]) -> bool:
+        """Make a change that is conditional on this process answering for the run.
+
+        Args:
+            change: makes it; says whether it was made.
+
+        Returns:
+            False when the store cannot be written.
+        """
         if not self.is_ours:
             return True
         from sqlalchemy.exc import SQLAlchemyError
@@ -495,37 +562,52 @@ class Recorder:
         from hermes_rl.runs.store import open_store
 
         try:
-            change(open_store(self._workspace.state_url))
+            store = open_store(self._workspace.state_url)
+            if not self._has_taken_over:
+                self._take_over(store)
+            if not change(store) and not self._answers(store):
+                self.is_ours = False
         except (SQLAlchemyError, HermesRLError, OSError) as error:
             logger.error("the state store could not be written: %s", error)
             return False
+        if not self.is_ours:
+            logger.error("%s", GIVEN_UP)
+            self.when_lost()
         return True
+
+    def _take_over(self, store: RunStore) -> None:
+        """Answer for the run from now on; whoever started this process may have recorded that already."""
+        pid, mark = self._self
+        taken = {"supervisor_pid": pid, "supervisor_mark": mark}
+        store.move_run(self._run_id, RunState.STARTING, answered_by=self._starter, **taken)
+        self._has_taken_over = True
+
+    def _answers(self, store: RunStore) -> bool:
+        from hermes_rl.runs.store import answering, is_active
+
+        row = store.run(self._run_id)
+        return is_active(row) and answering(row) == self._self
+
+    def check(self) -> None:
+        """Look whether the run is still this supervisor's."""
+        self._write(lambda store: False)
 
     def starting(self, children: Mapping[str, Child]) -> bool:
         """Record the first processes; False when the run is not this supervisor's any more."""
         rows = {role: _row(child) for role, child in children.items()}
+        begun = {"started_at": self._began, "phase": "starting API server"}
 
-        def change(store: RunStore) -> None:
-            moved = store.move_run(
-                self._run_id,
-                RunState.STARTING,
-                supervisor_pid=os.getpid(),
-                supervisor_mark=process_mark(os.getpid()),
+        def change(store: RunStore) -> bool:
+            return store.update_run(self._run_id, answered_by=self._self, **begun) and store.put_processes(
+                self._run_id, rows, answered_by=self._self
             )
-            if not moved:  # whoever started this process was quicker, unless it is the supervisor no longer
-                row = store.run(self._run_id)
-                self.is_ours = (row.status, row.supervisor_pid) == (RunState.STARTING, os.getpid())
-                if not self.is_ours:
-                    return
-            store.update_run(self._run_id, started_at=self._began, phase="starting API server")
-            store.put_processes(self._run_id, rows)
 
         self._write(change)
         return self.is_ours
 
     def phase(self, phase: str) -> None:
         logger.info("%s", phase)
-        self._write(lambda store: store.update_run(self._run_id, phase=phase))
+        self._write(lambda store: store.update_run(self._run_id, answered_by=self._self, phase=phase))
 
     def engine(self, pid: int) -> None:
         row = {
@@ -534,29 +616,36 @@ class Recorder:
             "state": ProcessState.RUNNING.value,
             "started_at": _now(),
         }
-        self._write(lambda store: store.put_processes(self._run_id, {"engine": row}))
+        self._put({"engine": row})
 
     def process(self, child: Child) -> None:
         row = {"state": child.state.value, "exit_code": child.exit_code}
         if child.exit_code is not None:
             row["ended_at"] = _now()
-        self._write(lambda store: store.put_processes(self._run_id, {child.spec.role: row}))
+        self._put({child.spec.role: row})
+
+    def _put(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._write(lambda store: store.put_processes(self._run_id, rows, answered_by=self._self))
 
     def running(self) -> None:
-        self._write(lambda store: store.move_run(self._run_id, RunState.RUNNING))
+        self._move(RunState.RUNNING)
 
     def stopping(self) -> None:
-        self._write(lambda store: store.move_run(self._run_id, RunState.STOPPING, phase="stopping"))
+        self._move(RunState.STOPPING, phase="stopping")
 
-    def ended(self, outcome: Outcome, log_tail: str, children: Mapping[str, Child]) -> None:
+    def _move(self, target: RunState, **values: Any) -> None:
+        self._write(lambda store: store.move_run(self._run_id, target, answered_by=self._self, **values))
+
+    def ended(self, outcome: Outcome, log_tail: str) -> None:
         progress = read_progress(self._workspace.run_dir(self._run_id))
 
-        def change(store: RunStore) -> None:
+        def change(store: RunStore) -> bool:
             if outcome.state is not RunState.FAILED:
-                store.move_run(self._run_id, RunState.STOPPING)
-            store.move_run(
+                store.move_run(self._run_id, RunState.STOPPING, answered_by=self._self)
+            return store.move_run(
                 self._run_id,
                 outcome.state,
+                answered_by=self._self,
                 reason=outcome.reason,
                 guilty_role=outcome.guilty_role,
                 log_tail=log_tail or None,
@@ -564,7 +653,6 @@ class Recorder:
                 phase=None,
                 ended_at=_now(),
             )
-            store.end_processes_of(self._run_id)
 
         for _ in range(LAST_WRITE_ATTEMPTS):
             if self._write(change):
@@ -626,6 +714,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Supervisor of one run; started by `hermes-rl run start`.")
     parser.add_argument("--workspace", type=Path, required=True)
     parser.add_argument("--run-id", required=True)
+    parser.add_argument("--starter", required=True, metavar="PID:MARK", help="who answers for it until then")
     parser.add_argument("--external-environment", action="store_true")
     parser.add_argument("--module", action="append", default=[], metavar="ROLE=MODULE")
     arguments = parser.parse_args(argv)
@@ -634,15 +723,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     workspace = Workspace(arguments.workspace)
     modules = dict(entry.split("=", 1) for entry in arguments.module)
+    pid, _, mark = arguments.starter.partition(":")
+    starter = (int(pid), mark)
     try:
         supervisor = Supervisor(
             workspace,
             arguments.run_id,
             modules=modules,
             external_environment=arguments.external_environment,
+            starter=starter,
         )
     except HermesRLError as error:
-        Recorder(workspace, arguments.run_id).ended(Outcome(RunState.FAILED, str(error)), "", {})
+        Recorder(workspace, arguments.run_id, starter).ended(Outcome(RunState.FAILED, str(error)), "")
         return 1
     asyncio.run(supervisor.run())
     logging.shutdown()

@@ -132,8 +132,32 @@ def test_processes_are_written_and_then_changed(store: RunStore) -> None:
     store.put_processes("a", {"api": {"state": ProcessState.RUNNING}})
     (row,) = store.processes("a")
     assert (row.pid, row.state) == (1, ProcessState.RUNNING)
-    store.end_processes_of("a")
+    store.move_run("a", RunState.FAILED)
     assert store.processes("a")[0].state == ProcessState.STOPPED
+
+
+def test_only_the_process_that_answers_for_a_run_changes_it(store: RunStore) -> None:
+    store.add_run(**_values("a"), supervisor_pid=1, supervisor_mark="the first")
+    other, own = (1, "the second"), (1, "the first")
+    row = {"pid": 5, "mark": "m", "state": ProcessState.STARTING}
+    assert not store.move_run("a", RunState.STARTING, answered_by=other)
+    assert not store.update_run("a", answered_by=other, phase="a")
+    assert not store.put_processes("a", {"api": row}, answered_by=other)
+    assert (store.run("a").status, store.run("a").phase, store.processes("a")) == ("pending", None, [])
+    assert store.move_run("a", RunState.STARTING, answered_by=own)
+    assert store.update_run("a", answered_by=own, phase="b")
+    assert store.put_processes("a", {"api": row}, answered_by=own)
+    assert (store.run("a").status, store.run("a").phase) == ("starting", "b")
+    assert store.move_run("a", RunState.FAILED, answered_by=own)
+    assert [process.state for process in store.processes("a")] == ["stopped"]
+    assert not store.update_run("a", answered_by=own, phase="c"), "it has ended"
+    assert not store.put_processes("a", {"api": row}, answered_by=own)
+
+
+def test_a_run_that_nobody_answers_for_is_matched_by_nobody(store: RunStore) -> None:
+    store.add_run(**_values("a"))
+    assert not store.update_run("a", answered_by=(1, None), phase="a")
+    assert store.update_run("a", answered_by=(None, None), phase="b")
 
 
 def test_a_store_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
