@@ -20,6 +20,7 @@ from typing import Any
 
 from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
 
+from hermes_rl.environments import position
 from hermes_rl.environments.failures import FailureCount
 from hermes_rl.environments.group_counts import check_group, count_group
 from hermes_rl.environments.loading import describe
@@ -91,6 +92,7 @@ class Runner:
         self._evaluate: Callable[[], Awaitable[Any]] = env.evaluate
         self._observe_groups()
         self._speed_up()
+        position.install(env)
 
     # Life
 
