@@ -99,6 +99,7 @@ def _run(arguments: argparse.Namespace, watchdog: Watchdog, stop: _Stop) -> None
         failure_limit=config.tinker.max_environment_failures,
         timeout_limit=config.tinker.max_environment_timeouts,
         setup_timeout=arguments.setup_timeout,
+        evaluation_timeout=config.tinker.max_evaluation_seconds,
         silence_patience=arguments.silence_patience,
     )
 
