@@ -133,6 +133,13 @@ def test_a_run_of_nothing_but_equal_groups_is_not_complete(
     assert reason in (failed(workspace, run_id).reason or "")
 
 
+def test_an_environment_cannot_end_or_reset_its_run(workspace: Workspace) -> None:
+    run_id = start(workspace, "misbehaving", misbehave="ask for what is the trainer's", total_steps=3)
+    status = runs.wait(workspace, run_id, timeout=240)
+    assert (status.status, status.step) == ("completed", 3), status
+    assert "answered [403, 403]" in workspace.log_path("env", run_id).read_text()
+
+
 @pytest.mark.parametrize("role", ["api", "trainer", "engine"])
 def test_a_server_that_does_not_answer_ends_the_run(workspace: Workspace, role: str) -> None:
     run_id = start(workspace, "arithmetic_tinker", total_steps=500, max_seconds_without_answer=6.0)

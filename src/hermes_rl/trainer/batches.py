@@ -63,6 +63,11 @@ class BatchSource:
             if batch is not None:
                 return batch
             await self._watchdogs.check_disk(step)
+            if (state := await self._api.state())["finished"]:
+                raise RunFailedError(
+                    f"Someone else than the trainer told the API server that the run is over: "
+                    f"{state['finish_reason']}."
+                )
             await self._drain()
             if self._equal_in_a_row >= self._max_equal:
                 raise RunFailedError(
@@ -72,7 +77,6 @@ class BatchSource:
                 )
             waited = time.monotonic() - started
             if waited > self._patience:
-                state = await self._api.state()
                 # It may hold rollouts up, and has a limit of its own.
                 if _is_evaluating(state) and waited <= self._patience + self._evaluation_patience:
                     continue
