@@ -107,6 +107,39 @@ def test_rollouts_that_never_return_end_the_run(workspace: Workspace) -> None:
     assert "took longer than 1 s" in (failed(workspace, run_id).reason or "")
 
 
+def test_an_evaluation_that_never_returns_ends_the_run(workspace: Workspace) -> None:
+    run_id = start(
+        workspace, "misbehaving", misbehave="hang in evaluate", max_evaluation_seconds=3.0, total_steps=2
+    )
+    reason = failed(workspace, run_id).reason or ""
+    assert "evaluate did not return within 3 s (max_evaluation_seconds)" in reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"total_steps": 2}, "8 groups in a row had equal scores"),
+        ({"max_equal_score_groups": 6}, "groups in a row had equal scores"),
+    ],
+)
+def test_a_run_of_nothing_but_equal_groups_is_not_complete(
+    workspace: Workspace, overrides: dict[str, Any], reason: str
+) -> None:
+    run_id = start(
+        workspace,
+        "misbehaving",
+        **{"misbehave": "equal scores", "ensure_scores_are_not_same": False, "batch_size": 16, **overrides},
+    )
+    assert reason in (failed(workspace, run_id).reason or "")
+
+
+def test_an_environment_cannot_end_or_reset_its_run(workspace: Workspace) -> None:
+    run_id = start(workspace, "misbehaving", misbehave="ask for what is the trainer's", total_steps=3)
+    status = runs.wait(workspace, run_id, timeout=240)
+    assert (status.status, status.step) == ("completed", 3), status
+    assert "answered [403, 403]" in workspace.log_path("env", run_id).read_text()
+
+
 @pytest.mark.parametrize("role", ["api", "trainer", "engine"])
 def test_a_server_that_does_not_answer_ends_the_run(workspace: Workspace, role: str) -> None:
     run_id = start(workspace, "arithmetic_tinker", total_steps=500, max_seconds_without_answer=6.0)

@@ -83,9 +83,11 @@ async def _evaluated(bench: RunBench, step: int) -> dict | None:
 
 
 async def test_a_resumed_environment_goes_on_where_it_was(bench: RunBench) -> None:
-    saved = bench.folder / "checkpoints" / "env_checkpoints" / "test_0" / "step-10.json"
-    saved.parent.mkdir(parents=True)
-    saved.write_text(json.dumps({"position": 1000}))
+    """It was stopped before its trainer, and the disk was full when it saved its position last."""
+    folder = bench.folder / "checkpoints" / "env_checkpoints" / "test_0"
+    folder.mkdir(parents=True)
+    for step, text in {5: '{"position": 500}', 8: '{"position": 1000}', 9: "", 12: "{"}.items():
+        (folder / f"step-{step}.json").write_text(text)
     bench.configure(ENVIRONMENTS / "digits.py", "DigitsEnv", digits=10)
     bench.start_runner()
     await bench.register(starting_step=10)
@@ -94,9 +96,10 @@ async def test_a_resumed_environment_goes_on_where_it_was(bench: RunBench) -> No
         assert await bench.client.batch(wait=60) is not None
         await bench.client.publish(step)
     assert (await bench.client.state())["current_step"] == 15
-    later = saved.with_name("step-15.json")
+    later = folder / "step-15.json"
     await until(later.exists, "the next checkpoint")
-    assert json.loads(later.read_text())["position"] > 1000
+    assert 1000 < json.loads(later.read_text())["position"] < 1500
+    assert "step-9.json is damaged" in bench.log("env")
 
 
 async def test_synchronous_training_never_samples_ahead(bench: RunBench) -> None:

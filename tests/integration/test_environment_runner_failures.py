@@ -69,13 +69,13 @@ async def test_the_reason_is_told_when_an_environment_cannot_go_on(
     ("misbehave", "error"),
     [
         ("raise in evaluate", "ZeroDivisionError: no items"),
-        ("hang in evaluate", "evaluate did not return within 2 s"),
+        ("hang in evaluate", "evaluate did not return within 2 s (max_evaluation_seconds)"),
     ],
 )
 async def test_a_failed_evaluation_is_reported_and_training_goes_on(
     bench: RunBench, misbehave: str, error: str
 ) -> None:
-    await _start(bench, misbehave, worker_timeout=2.0)
+    await _start(bench, misbehave, tinker={"max_evaluation_seconds": 2.0})
     record = await until(lambda: _evaluated(bench), "the evaluation")
     assert record["error"] == error
     assert await bench.client.batch(wait=60) is not None

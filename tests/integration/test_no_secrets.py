@@ -73,8 +73,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
         stop_engine(made, engine.key)
 
 
-def hermes(workspace: Workspace, *arguments: str) -> str:
-    env = {**os.environ, **SECRETS, "HERMES_RL_WORKSPACE": str(workspace.root), "WANDB_MODE": "disabled"}
+def hermes(workspace: Workspace, *arguments: str, wandb: str = "disabled") -> str:
+    env = {**os.environ, **SECRETS, "HERMES_RL_WORKSPACE": str(workspace.root), "WANDB_MODE": wandb}
     settings = [part for one in TINY for part in ("--set", one)] if "start" in arguments else []
     command = [sys.executable, "-m", "hermes_rl", *arguments, *settings]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
@@ -83,8 +83,9 @@ def hermes(workspace: Workspace, *arguments: str) -> str:
 
 def test_no_secret_is_in_any_file_output_or_process_list(workspace: Workspace) -> None:
     with ProcessList(workspace) as listed:
-        shown = hermes(workspace, "run", "start", "arithmetic_tinker", "--follow")
-        shown += hermes(workspace, "run", "start", "leaking", "--follow")
+        project = ("--set", "wandb_project=secrets")
+        shown = hermes(workspace, "run", "start", "arithmetic_tinker", "--follow", *project, wandb="offline")
+        shown += hermes(workspace, "run", "start", "leaking", "--follow", *project, wandb="offline")
         shown += hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5")
         shown += hermes(workspace, "run", "list") + hermes(workspace, "search", "status", "last")
         for status in runs.list_runs(workspace):
@@ -93,7 +94,14 @@ def test_no_secret_is_in_any_file_output_or_process_list(workspace: Workspace) -
         shown += hermes(workspace, "doctor")
     ended = [status.status for status in runs.list_runs(workspace)]
     assert sorted(ended) == ["completed", "completed", "completed", "failed"], shown
-    assert "<secret>" in (workspace.logs / f"env_{_failed(workspace)}.log").read_text()
+    leaked = (workspace.logs / f"env_{_failed(workspace)}.log").read_text()
+    assert "by descriptor: <secret>\n" in leaked
+    assert "by buffer: <secret>\n" in leaked
+    assert leaked.count("\nOPENAI_API_KEY=<secret>\n") == 2, "what subprocesses wrote is in the log"
+
+    for status in runs.list_runs(workspace)[:2]:
+        kept = list((workspace.run_dir(status.run_id) / "wandb").glob("offline-run-*/*.wandb"))
+        assert len(kept) == 1, "what W&B keeps is looked through below"
 
     _check("the output of commands", shown.encode())
     assert any("hermes_rl.engine.process" in line for line in listed.seen)

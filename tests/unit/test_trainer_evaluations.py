@@ -116,3 +116,21 @@ async def test_a_failed_evaluation_is_no_recorded_one(
     with pytest.raises(EnvironmentFailedError, match="no memory left"):
         await asyncio.wait_for(evaluations.wait_for_earlier(2), 30)
     assert evaluations.is_waiting_for_earlier(2)
+
+
+@pytest.mark.parametrize("waits", ["for the end", "for a checkpoint"])
+async def test_an_environment_stuck_in_an_evaluation_is_not_waited_for_for_ever(
+    url: str,
+    api: TrajectoriesClient,
+    evaluations: Evaluations,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: str,
+) -> None:
+    monkeypatch.setattr("hermes_rl.trainer.evaluations._DELIVERY_SECONDS", 0.1)
+    monkeypatch.setattr("hermes_rl.trainer.evaluations._EVALUATOR_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(evaluations, "_limit", 0.2)
+    await evaluations.publish(0)
+    await _evaluator(url, api)
+    waiting = evaluations.wait_for_all() if waits == "for the end" else evaluations.wait_for_earlier(2)
+    with pytest.raises(EnvironmentFailedError, match=r"evaluation at step 0 was not answered within 0\.2 s"):
+        await asyncio.wait_for(waiting, 30)

@@ -210,7 +210,7 @@ class TinkerSection(BaseModel):
         unit="seconds", gt=0,
     )  # fmt: skip
     max_equal_score_groups: int = _field(
-        2000, "A run in which this many groups in a row had equal scores ends: nothing can be learned.",
+        2000, "A run ends when this many groups in a row had equal scores or taught nothing otherwise.",
         locked=True, unit="groups", ge=1,
     )  # fmt: skip
     max_environment_failures: int = _field(
@@ -220,6 +220,10 @@ class TinkerSection(BaseModel):
     max_environment_timeouts: int = _field(
         3, "A run in which this many groups in a row exceeded worker_timeout ends.", locked=True,
         unit="groups", ge=1, le=1_000_000,
+    )  # fmt: skip
+    max_evaluation_seconds: float = _field(
+        1200.0, "A run in which one evaluation takes longer than this fails, with the reason.", locked=True,
+        unit="seconds", gt=0, le=604_800,
     )  # fmt: skip
     max_kl: float = _field(
         10.0,

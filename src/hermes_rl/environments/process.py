@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.light_import import import_atroposlib
-from hermes_rl.environments.redaction import SERVER_VARIABLES, RedactingStream, own_secrets, redact
+from hermes_rl.environments.redaction import SERVER_VARIABLES, own_secrets, redact, redact_output
 from hermes_rl.environments.watchdog import Watchdog
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError, ServiceError
 
@@ -44,8 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     secrets = own_secrets()
-    sys.stdout = RedactingStream(sys.stdout, secrets)
-    sys.stderr = RedactingStream(sys.stderr, secrets)
+    redact_output(secrets)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -99,6 +98,7 @@ def _run(arguments: argparse.Namespace, watchdog: Watchdog, stop: _Stop) -> None
         failure_limit=config.tinker.max_environment_failures,
         timeout_limit=config.tinker.max_environment_timeouts,
         setup_timeout=arguments.setup_timeout,
+        evaluation_timeout=config.tinker.max_evaluation_seconds,
         silence_patience=arguments.silence_patience,
     )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TextIO
 from urllib.parse import urlsplit
 
@@ -45,11 +49,15 @@ class RedactingStream(io.TextIOBase):
     Args:
         inner: where the text goes.
         secrets: what never may.
+        descriptor: the one that others may write to instead, the filter's: a process that is given this
+            stream, or the bytes below it, must not get round the filter.
     """
 
-    def __init__(self, inner: TextIO, secrets: list[str]) -> None:
+    def __init__(self, inner: TextIO, secrets: list[str], descriptor: int) -> None:
         self._inner = inner
         self._secrets = secrets
+        self._descriptor = descriptor
+        self.buffer = io.FileIO(descriptor, "wb", closefd=False)
 
     def write(self, text: str) -> int:
         """Write ``text`` without its secrets; returns the number of characters taken."""
@@ -61,8 +69,8 @@ class RedactingStream(io.TextIOBase):
         self._inner.flush()
 
     def fileno(self) -> int:
-        """The inner stream's descriptor."""
-        return self._inner.fileno()
+        """The filter's descriptor."""
+        return self._descriptor
 
     def isatty(self) -> bool:
         """Whether the inner stream is a terminal."""
@@ -76,3 +84,47 @@ class RedactingStream(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         """The inner stream's encoding."""
         return self._inner.encoding
+
+
+def redact_output(secrets: list[str]) -> None:
+    """Keep secrets out of all that this process and those it starts write to descriptors 1 and 2.
+
+    Python's own streams are redacted here and go to the log at once, so a traceback is there whatever ends
+    the process. The descriptors, which subprocesses inherit and C code writes to, lead to a process that
+    filters (:mod:`hermes_rl.environments.log_filter`) and that ends when nobody can write to them any more.
+    """
+    streams: list[TextIO] = []
+    logs = [os.dup(descriptor) for descriptor in (1, 2)]
+    together = os.path.sameopenfile(*logs)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for descriptor, log in zip((1, 2), logs, strict=True):
+        if descriptor == 2 and together:
+            os.dup2(1, 2)
+        else:
+            _filter(descriptor, log, secrets)
+        raw = io.FileIO(log, "wb")
+        streams.append(io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True))
+    sys.stdout = RedactingStream(streams[0], secrets, 1)
+    sys.stderr = RedactingStream(streams[1], secrets, 2)
+
+
+def _filter(descriptor: int, log: int, secrets: list[str]) -> None:
+    """Let what is written to ``descriptor`` reach ``log`` through a process that filters."""
+    read_end, write_end = os.pipe()
+    try:
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("log_filter.py"))],
+            stdin=read_end,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={},
+            start_new_session=True,  # it outlives this process's group by what is still to be written
+        )
+        os.dup2(write_end, descriptor)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    with io.FileIO(descriptor, "wb", closefd=False) as begin:
+        begin.write(json.dumps(secrets).encode() + b"\n")

@@ -20,6 +20,7 @@ from typing import Any
 
 from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
 
+from hermes_rl.environments import position
 from hermes_rl.environments.failures import FailureCount
 from hermes_rl.environments.group_counts import check_group, count_group
 from hermes_rl.environments.loading import describe
@@ -45,6 +46,7 @@ class RunnerSettings:
         failure_limit: failures in a row that end the run.
         timeout_limit: groups in a row that exceed ``worker_timeout`` and end the run.
         setup_timeout: longest time ``setup`` may take, in seconds.
+        evaluation_timeout: longest time ``evaluate`` may take, in seconds (``max_evaluation_seconds``).
         start_patience: longest time to wait for the API server to appear, in seconds.
         silence_patience: longest time the API server may be gone later on, in seconds.
     """
@@ -53,6 +55,7 @@ class RunnerSettings:
     failure_limit: int = 20
     timeout_limit: int = 3
     setup_timeout: float = 1800.0
+    evaluation_timeout: float = 1200.0
     start_patience: float = 300.0
     silence_patience: float = 30.0
 
@@ -91,6 +94,7 @@ class Runner:
         self._evaluate: Callable[[], Awaitable[Any]] = env.evaluate
         self._observe_groups()
         self._speed_up()
+        position.install(env)
 
     # Life
 
@@ -402,12 +406,12 @@ class Runner:
 
     async def _run_evaluation(self, step: int) -> None:
         evaluated_step.set(step)
-        limit = self._env.config.worker_timeout
+        limit = self._settings.evaluation_timeout
         started = time.monotonic()
         error: str | None = None
         with self._capture.evaluation() as metrics:
             try:
-                async with asyncio.timeout(limit if limit > 0 else None):
+                async with asyncio.timeout(limit):
                     returned = await self._evaluate()
                     await self._env.wandb_log({})
                 if isinstance(returned, dict):
@@ -415,7 +419,7 @@ class Runner:
                         (key, value) for key, value in _plain_numbers(returned).items() if key not in metrics
                     )
             except TimeoutError:
-                error = f"evaluate did not return within {limit:g} s"
+                error = f"evaluate did not return within {limit:g} s (max_evaluation_seconds)"
             except Exception as raised:
                 error = redact(describe(raised), self._secrets)
                 log.error("evaluate failed: %s", error, exc_info=raised)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from hermes_rl.config import RunConfig
 from hermes_rl.errors import EnvironmentFailedError
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 30.0
 _UNANSWERED_SECONDS = 0.2
 _EVALUATOR_CHECK_SECONDS = 2.0
+_DELIVERY_SECONDS = 60.0
+"""What an environment may take longer than ``max_evaluation_seconds`` to say that an evaluation did."""
 
 
 class Evaluations:
@@ -40,6 +43,7 @@ class Evaluations:
         self._every = config.env.steps_per_eval
         self._only = config.run.evaluation_steps
         self._total = config.env.total_steps
+        self._limit = config.tinker.max_evaluation_seconds
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._evaluated: set[int] = set()
         self._ending = False
@@ -103,17 +107,33 @@ class Evaluations:
             when none here ever answered.
 
         Raises:
-            EnvironmentFailedError, ServiceError: one failed.
+            EnvironmentFailedError, ServiceError: one failed, or was not answered in time.
         """
         self.raise_failed()
+        deadline = time.monotonic() + self._patience(len(self._earlier(step)))
         while earlier := self._earlier(step):
             environments = (await self._api.state())["envs"]
             evaluators = [found for found in environments if found["evaluator"]]
             if not any(found["connected"] for found in evaluators):
                 return not evaluators
+            if time.monotonic() > deadline:
+                raise self._not_answered()
             await asyncio.wait(earlier, timeout=_EVALUATOR_CHECK_SECONDS)
             self.raise_failed()
         return True
+
+    def _patience(self, evaluations: int) -> float:
+        """Seconds within which so many evaluations are answered: the environment does one at a time."""
+        return self._limit * evaluations + _DELIVERY_SECONDS
+
+    def _not_answered(self) -> EnvironmentFailedError:
+        """An environment that is stuck in ``evaluate`` cannot say so itself."""
+        step = min(step for step, task in self._waiting.items() if not task.done())
+        return EnvironmentFailedError(
+            f"The evaluation at step {step} was not answered within {self._limit:g} s "
+            "(max_evaluation_seconds).",
+            hint="Look at the environment's log; raise max_evaluation_seconds for slow evaluations.",
+        )
 
     def is_waiting_for_earlier(self, step: int) -> bool:
         """Whether the evaluation of a step before ``step`` has not been recorded."""
@@ -131,10 +151,20 @@ class Evaluations:
         """Return when every evaluation asked for has been answered.
 
         Raises:
-            EnvironmentFailedError: one failed.
+            EnvironmentFailedError: one failed, or was not answered in time.
         """
         self._ending = True
-        await asyncio.gather(*self._waiting.values())
+        if not self._waiting:
+            return
+        done, pending = await asyncio.wait(
+            self._waiting.values(),
+            timeout=self._patience(len(self._waiting)),
+            return_when=asyncio.FIRST_EXCEPTION,
+        )
+        for task in done:
+            task.result()
+        if pending:
+            raise self._not_answered()
 
     async def cancel(self) -> None:
         """Stop waiting for answers."""

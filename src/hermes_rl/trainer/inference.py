@@ -7,6 +7,7 @@ Speaks what atroposlib's ``openai``, ``sglang`` and ``vllm`` clients ask for: ``
 
 from __future__ import annotations
 
+import hmac
 import time
 import uuid
 from collections.abc import Callable
@@ -15,13 +16,17 @@ from typing import Any, Protocol
 import tinker
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hermes_rl.errors import HermesRLError, ServiceError
 from hermes_rl.trainer.sampling import SampledSequence, Sampler, SamplingRequest, WeightsGoneError
 
 DEFAULT_MAX_TOKENS = 256
+MAX_BODY_BYTES = 16 << 20
+_LONGEST_TOKEN = 256
+"""Characters. Text longer than so many for each token that fits is refused before it is tokenized."""
 
 
 class Tokenizer(Protocol):
@@ -145,6 +150,18 @@ class InferenceEndpoint:
         self.max_length = max_length
         self.vocabulary_size = vocabulary_size
 
+    def _check_length(self, characters: int) -> None:
+        if characters > self.max_length * _LONGEST_TOKEN:
+            raise HTTPException(
+                400,
+                f"The prompt has {characters} characters; prompt and completion together may have at most "
+                f"{self.max_length} tokens (max_token_length).",
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        self._check_length(len(text))
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
     def _budget(self, prompt_tokens: list[int], asked: int | None) -> int:
         if not prompt_tokens:
             raise HTTPException(400, "The prompt is empty.")
@@ -182,6 +199,7 @@ class InferenceEndpoint:
     async def chat_completions(self, body: ChatRequest, step: int | None) -> dict[str, Any]:
         """OpenAI's chat completion."""
         messages = [message.model_dump() for message in body.messages]
+        self._check_length(sum(len(str(message.content)) for message in body.messages))
         try:
             prompt_tokens = self.tokenizer.apply_chat_template(
                 messages,
@@ -239,7 +257,7 @@ class InferenceEndpoint:
                 raise HTTPException(400, "Send one prompt a request.")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            prompt_tokens = self.tokenizer.encode(prompt, add_special_tokens=False)
+            prompt_tokens = self._encode(prompt)
         else:
             prompt_tokens = [token for token in prompt if isinstance(token, int)]
         request = body.sampling_request(prompt_tokens, self._budget(prompt_tokens, body.max_tokens), step)
@@ -276,7 +294,7 @@ class InferenceEndpoint:
     async def _generate_sglang(self, body: GenerateRequest, step: int | None) -> Any:
         prompt_tokens = body.input_ids
         if prompt_tokens is None:
-            prompt_tokens = self.tokenizer.encode(body.text or "", add_special_tokens=False)
+            prompt_tokens = self._encode(body.text or "")
         params = body.sampling_params or SGLangSamplingParams()
         request = params.sampling_request(
             prompt_tokens, self._budget(prompt_tokens, params.max_new_tokens), step
@@ -303,7 +321,7 @@ class InferenceEndpoint:
         if isinstance(body.prompt, VLLMPrompt):
             prompt_tokens = body.prompt.prompt_token_ids
         else:
-            prompt_tokens = self.tokenizer.encode(body.prompt or "", add_special_tokens=False)
+            prompt_tokens = self._encode(body.prompt or "")
         request = body.sampling_request(prompt_tokens, self._budget(prompt_tokens, body.max_tokens), step)
         sequences = await self._sample(request)
         texts = [self._text(sequence, request.stop) for sequence in sequences]
@@ -329,7 +347,41 @@ class InferenceEndpoint:
         return answer
 
 
-def build_app(capability: str, endpoint: Callable[[], InferenceEndpoint | None]) -> FastAPI:
+class Gate:
+    """ASGI middleware: a bare 404 for paths outside the capability, an end to bodies that are too large.
+
+    Args:
+        app: the application inside, which knows its paths with the capability.
+        capability: the unguessable first segment of the path, ``"/r-…"``; empty for none.
+    """
+
+    def __init__(self, app: ASGIApp, capability: str) -> None:
+        self._app = app
+        self._capability = capability.strip("/").encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        first = scope["path"].lstrip("/").partition("/")[0].encode("utf-8", "replace")
+        if self._capability and not hmac.compare_digest(first, self._capability):
+            await PlainTextResponse("Not Found", status_code=404)(scope, receive, send)
+            return
+        size = 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
+                raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+def build_app(capability: str, endpoint: Callable[[], InferenceEndpoint | None]) -> ASGIApp:
     """The web application.
 
     Args:
@@ -424,4 +476,4 @@ def build_app(capability: str, endpoint: Callable[[], InferenceEndpoint | None])
         body = {"error": {"message": f"The Tinker server: {error}", "type": kind, "code": status}}
         return JSONResponse(body, status_code=status)
 
-    return app
+    return Gate(app, capability)

@@ -99,10 +99,13 @@ async def train(training: Training, first_step: int) -> None:
         tracker.record("train", step + 1, figures)
         training.at_rest = step + 1
         await training.watchdogs.after_step(step + 1, figures)
+        training.batches.note(batch)
         # After the records of all that lies before it: a run resumed from it lacks none.
         if training.checkpoints.due(step + 1) and await training.evaluations.wait_for_earlier(step + 1):
             await training.checkpoints.save(step + 1)
 
+    if first_step == 0:
+        training.batches.check_end()
     tracker.phase = "evaluating"
     await training.evaluations.wait_for_all()
     tracker.phase = "saving"

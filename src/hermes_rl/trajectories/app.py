@@ -8,17 +8,18 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, TypeAdapter
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hermes_rl.trajectories.body import BadBody, parse, read_body
+from hermes_rl.trajectories.body import Arriving, BadBody, parse, read_body
 from hermes_rl.trajectories.queue import QueuedGroup
 from hermes_rl.trajectories.state import TrajectoryState
 from hermes_rl.trajectories.wire import (
+    TRAINER_KEY_HEADER,
     EnvIdentifier,
     EnvironmentFailure,
     EnvironmentLog,
@@ -32,6 +33,8 @@ from hermes_rl.trajectories.wire import (
 
 DEFAULT_MAX_BODY_BYTES = 256 << 20
 SMALL_BODY_BYTES = 4 << 20
+_BODIES_AT_ONCE = 4
+"""Bodies of the largest size that may arrive at once."""
 _CLIENT_CLOSED_REQUEST = 499
 
 _group = TypeAdapter(ScoredGroup)
@@ -91,6 +94,13 @@ def build_app(
     api.add_exception_handler(BadBody, _refuse_body)
     api.add_exception_handler(RequestValidationError, _refuse_query)
     small = min(SMALL_BODY_BYTES, max_body_bytes)
+    arriving = Arriving(_BODIES_AT_ONCE * max_body_bytes)
+
+    def only_the_trainer(request: Request) -> None:
+        if not state.is_trainer(request.headers.get(TRAINER_KEY_HEADER)):
+            raise HTTPException(403, "only the trainer of this run may ask for that")
+
+    the_trainers = [Depends(only_the_trainer)]
 
     # Atropos
 
@@ -102,13 +112,16 @@ def build_app(
     @api.post("/register", **_takes(Registration))
     async def register(request: Request) -> dict[str, int]:
         """The trainer registers."""
-        registration = parse(_registration, await read_body(request, small))
-        return {"uuid": state.register(registration)}
+        registration = parse(_registration, await read_body(request, small, arriving))
+        uuid = state.register(registration, request.headers.get(TRAINER_KEY_HEADER))
+        if uuid is None:
+            raise HTTPException(409, "another trainer has registered already; this server is of one run only")
+        return {"uuid": uuid}
 
     @api.post("/register-env", **_takes(EnvironmentRegistration))
     async def register_env(request: Request) -> dict[str, Any]:
         """An environment registers, once the trainer has started."""
-        wanted = parse(_environment_registration, await read_body(request, small))
+        wanted = parse(_environment_registration, await read_body(request, small, arriving))
         if not state.started or state.trainer is None:
             return {"status": "wait for trainer to start"}
         environment = state.register_environment(wanted)
@@ -128,7 +141,7 @@ def build_app(
     @api.post("/disconnect-env", **_takes(EnvIdentifier))
     async def disconnect_env(request: Request) -> dict[str, Any]:
         """An environment leaves."""
-        who = parse(_env_identifier, await read_body(request, small))
+        who = parse(_env_identifier, await read_body(request, small, arriving))
         if state.disconnect(who.env_id):
             return {"status": "success"}
         return {"status": "failure", "error": f"no environment {who.env_id}"}
@@ -147,7 +160,7 @@ def build_app(
         registration = state.trainer.registration
         return {"batch_size": registration.batch_size, "max_token_len": registration.max_token_len}
 
-    @api.get("/batch")
+    @api.get("/batch", dependencies=the_trainers)
     async def batch(
         request: Request,
         wait: Wait = None,
@@ -190,7 +203,7 @@ def build_app(
     @api.post("/scored_data", **_takes(ScoredGroup))
     async def scored_data(request: Request) -> Response:
         """Take one group."""
-        body = await read_body(request, max_body_bytes)
+        body = await read_body(request, max_body_bytes, arriving)
 
         def take() -> dict[str, Any]:
             return _take_group(state, parse(_group, body))
@@ -200,7 +213,7 @@ def build_app(
     @api.post("/scored_data_list", **_takes(ScoredGroup, many=True))
     async def scored_data_list(request: Request) -> Response:
         """Take several groups."""
-        body = await read_body(request, max_body_bytes)
+        body = await read_body(request, max_body_bytes, arriving)
 
         def take() -> dict[str, Any]:
             answers = [_take_group(state, group) for group in parse(_groups, body)]
@@ -224,13 +237,13 @@ def build_app(
     @api.get("/status-env", **_takes(EnvIdentifier))
     async def status_env(request: Request) -> Response:
         """What one environment needs to know to decide how many rollouts to start."""
-        who = parse(_env_identifier, await read_body(request, small))
+        who = parse(_env_identifier, await read_body(request, small, arriving))
         environment = state.environment(who.env_id)
         if environment is None:
             return JSONResponse({"detail": f"no environment {who.env_id}"}, status_code=404)
         return JSONResponse(state.environment_status(environment))
 
-    @api.get("/reset_data")
+    @api.get("/reset_data", dependencies=the_trainers)
     async def reset_data() -> Response:
         """Forget everything."""
         state.reset()
@@ -250,16 +263,16 @@ def build_app(
             await state.wait_until(lambda: state.revision != revision, wait)
         return JSONResponse(state.snapshot())
 
-    @api.post("/publish", **_takes(Publication))
+    @api.post("/publish", **_takes(Publication), dependencies=the_trainers)
     async def publish(request: Request) -> dict[str, str]:
         """The trainer serves new weights."""
-        state.publish(parse(_publication, await read_body(request, small)))
+        state.publish(parse(_publication, await read_body(request, small, arriving)))
         return {"status": "success"}
 
     @api.post("/evaluator", **_takes(EnvIdentifier))
     async def evaluator(request: Request) -> Response:
         """This environment answers evaluations."""
-        who = parse(_env_identifier, await read_body(request, small))
+        who = parse(_env_identifier, await read_body(request, small, arriving))
         environment = state.environment(who.env_id)
         if environment is None:
             return JSONResponse({"detail": f"no environment {who.env_id}"}, status_code=404)
@@ -270,7 +283,7 @@ def build_app(
     @api.post("/evaluation", **_takes(Evaluation))
     async def post_evaluation(request: Request) -> dict[str, str]:
         """What an evaluation found."""
-        state.record_evaluation(parse(_evaluation, await read_body(request, small)))
+        state.record_evaluation(parse(_evaluation, await read_body(request, small, arriving)))
         return {"status": "success"}
 
     @api.get("/evaluation")
@@ -287,25 +300,25 @@ def build_app(
     @api.post("/environment-log", **_takes(EnvironmentLog))
     async def environment_log(request: Request) -> dict[str, str]:
         """Metrics and counts from an environment."""
-        state.append_log(parse(_environment_log, await read_body(request, small)))
+        state.append_log(parse(_environment_log, await read_body(request, small, arriving)))
         return {"status": "success"}
 
-    @api.get("/environment-log")
-    async def drain_environment_log(after: Counter = 0) -> dict[str, Any]:
+    @api.get("/environment-log", dependencies=the_trainers)
+    async def drain_environment_log(after: Counter = 0) -> Response:
         """Log records from number ``after`` on; asking for more lets go of those before."""
         records, following = state.drain_log(after)
-        return {"records": records, "next": following}
+        return _json(b'{"records":[' + b",".join(records) + b'],"next":%d}' % following)
 
     @api.post("/environment-failure", **_takes(EnvironmentFailure))
     async def environment_failure(request: Request) -> dict[str, str]:
         """Something went wrong in an environment."""
-        state.note_failure(parse(_environment_failure, await read_body(request, small)))
+        state.note_failure(parse(_environment_failure, await read_body(request, small, arriving)))
         return {"status": "success"}
 
-    @api.post("/finish", **_takes(Finish))
+    @api.post("/finish", **_takes(Finish), dependencies=the_trainers)
     async def finish(request: Request) -> dict[str, str]:
         """The run is over."""
-        state.finish(parse(_finish, await read_body(request, small)).reason)
+        state.finish(parse(_finish, await read_body(request, small, arriving)).reason)
         return {"status": "success"}
 
     return api if capability is None else Capability(api, capability)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from typing import Any
 
 import httpx
 
 from hermes_rl.errors import ServiceError
+from hermes_rl.trajectories.wire import TRAINER_KEY_HEADER
 
 _PATIENCE_S = 15.0
 _LATENESS_S = 10.0
@@ -33,6 +35,7 @@ class TrajectoriesClient:
             trust_env=False,
         )
         self._batches = 0
+        self._trainer_key = secrets.token_hex(16)
 
     async def __aenter__(self) -> TrajectoriesClient:
         return self
@@ -63,7 +66,7 @@ class TrajectoriesClient:
         wandb_project: str | None = None,
         max_batches_offpolicy: int | None = None,
     ) -> int:
-        """Register the trainer.
+        """Register the trainer. From then on batches, publications, logs and the end are this client's alone.
 
         Args:
             batch_size: sequences in a batch.
@@ -79,6 +82,7 @@ class TrajectoriesClient:
         Returns:
             The id that Atropos gives a trainer (a UUID as an integer).
         """
+        self._http.headers[TRAINER_KEY_HEADER] = self._trainer_key
         answer = await self._post(
             "register",
             {

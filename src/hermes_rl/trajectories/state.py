@@ -7,6 +7,7 @@ change is seen whole or not at all.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import time
 import uuid
@@ -29,6 +30,8 @@ from hermes_rl.trajectories.wire import (
 SMALLEST_ENVIRONMENT_WEIGHT = 0.01
 LONGEST_WAIT_S = 60.0
 _LOG_RECORDS = 20_000
+_LOG_BYTES = 64 << 20
+_EVALUATION_BYTES = 64 << 20
 _FAILURES = 50
 _ENVIRONMENTS = 4096
 _FALLBACK_NAME = "hermes-rl"
@@ -80,6 +83,7 @@ class TrajectoryState:
 
     def _clear(self) -> None:
         self.trainer: Registered | None = None
+        self.trainer_key: str | None = None
         self.started = False
         self.finished = False
         self.finish_reason: str | None = None
@@ -89,10 +93,13 @@ class TrajectoryState:
         self.environments: list[RegisteredEnvironment] = []
         self.evaluations_wanted: list[int] = []
         self.evaluations: dict[int, Evaluation] = {}
+        self.evaluation_bytes: dict[int, int] = {}
         self.failures: deque[dict[str, Any]] = deque(maxlen=_FAILURES)
         self.failure_count = 0
-        self.log: deque[dict[str, Any]] = deque()
+        self.log: deque[bytes] = deque()
         self.log_start = 0
+        self.log_bytes = 0
+        self.log_dropped = 0
         self.batches_delivered = 0
         self.last_batch: bytes | None = None
 
@@ -124,14 +131,33 @@ class TrajectoryState:
 
     # Trainer
 
-    def register(self, registration: Registration) -> int:
-        """The trainer registers; a second registration changes nothing, as in Atropos."""
+    def register(self, registration: Registration, key: str | None = None) -> int | None:
+        """The trainer registers; a second registration changes nothing, as in Atropos.
+
+        Args:
+            registration: what it wants.
+            key: what it will show from now on where only a trainer may ask; None when it knows of none, as
+                Atropos's own, and anyone may.
+
+        Returns:
+            The trainer's id; None when another trainer has registered already, and one of them has a key.
+        """
+        if self.trainer is not None and key != self.trainer_key:
+            return None
         if self.trainer is None:
             self.trainer = Registered(registration, registration.starting_step)
+            self.trainer_key = key
+            self.finished, self.finish_reason = False, None  # whoever said so was not the trainer
             batches = max(16, 4 * (registration.max_batches_offpolicy or 0))
             self.queue.max_sequences = max(self.max_sequences, batches * registration.batch_size)
             self.bump()
         return uuid.uuid4().int
+
+    def is_trainer(self, key: str | None) -> bool:
+        """Whether whoever shows ``key`` may ask for what is the trainer's."""
+        if self.trainer_key is None:
+            return True
+        return hmac.compare_digest((key or "").encode(), self.trainer_key.encode())
 
     def start(self) -> None:
         """The trainer asked for a batch, or serves weights: environments may register from now on."""
@@ -299,26 +325,35 @@ class TrajectoryState:
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Keep what an evaluation found and take it off the list of those wanted."""
+        self.evaluations.pop(evaluation.step, None)  # the newest is the last
         self.evaluations[evaluation.step] = evaluation
+        self.evaluation_bytes[evaluation.step] = len(evaluation.model_dump_json())
         if evaluation.step in self.evaluations_wanted:
             self.evaluations_wanted.remove(evaluation.step)
-        while len(self.evaluations) > 10_000:
-            del self.evaluations[next(iter(self.evaluations))]
+        while len(self.evaluations) > 1 and (
+            len(self.evaluations) > 10_000 or sum(self.evaluation_bytes.values()) > _EVALUATION_BYTES
+        ):
+            oldest = next(iter(self.evaluations))
+            del self.evaluations[oldest], self.evaluation_bytes[oldest]
         self.bump()
 
     def append_log(self, record: EnvironmentLog) -> None:
-        """Keep a log record until the trainer drains it."""
-        self.log.append(record.model_dump())
-        if len(self.log) > _LOG_RECORDS:
-            self.log.popleft()
-            self.log_start += 1
+        """Keep a log record until the trainer drains it, or until there are too many."""
+        self.log.append(record.model_dump_json().encode())
+        self.log_bytes += len(self.log[-1])
+        while len(self.log) > _LOG_RECORDS or self.log_bytes > _LOG_BYTES:
+            self._forget_record()
+            self.log_dropped += 1
         self.bump()
 
-    def drain_log(self, after: int) -> tuple[list[dict[str, Any]], int]:
-        """Records from number ``after`` on, and the number to ask for next; older ones are let go."""
+    def _forget_record(self) -> None:
+        self.log_bytes -= len(self.log.popleft())
+        self.log_start += 1
+
+    def drain_log(self, after: int) -> tuple[list[bytes], int]:
+        """Records from number ``after`` on, as JSON, and the number to ask for next; older ones go."""
         while self.log and self.log_start < after:
-            self.log.popleft()
-            self.log_start += 1
+            self._forget_record()
         return list(self.log), self.log_start + len(self.log)
 
     def note_failure(self, failure: EnvironmentFailure) -> None:
@@ -355,6 +390,7 @@ class TrajectoryState:
             "groups": groups,
             "failures": list(self.failures),
             "failure_count": self.failure_count,
+            "log_records_dropped": self.log_dropped,
             "finished": self.finished,
             "finish_reason": self.finish_reason,
         }

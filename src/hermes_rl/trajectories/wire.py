@@ -15,6 +15,9 @@ MaskValue = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Step = Annotated[int, Field(ge=0, lt=2**53)]
 EnvId = Annotated[int, Field(ge=0, lt=2**31)]
 
+TRAINER_KEY_HEADER = "x-trainer-key"
+"""Carries the key that a trainer chose when it registered; what is the trainer's is refused without it."""
+
 
 class Wire(BaseModel):
     """A body on the wire. Unknown fields are ignored: newer clients may send more."""
@@ -47,7 +50,7 @@ class EnvironmentRegistration(Wire):
     """An environment introduces itself (``POST /register-env``)."""
 
     max_token_length: Annotated[int, Field(ge=-1, lt=2**31)]
-    desired_name: str | None = None
+    desired_name: Annotated[str, Field(max_length=1000)] | None = None
     weight: FiniteFloat | None = 1.0
     group_size: Annotated[int, Field(ge=1, le=2**20)]
     min_batch_allocation: Annotated[float, Field(ge=0.0, le=1.0)] | None = None

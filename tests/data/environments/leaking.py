@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 
@@ -22,6 +24,12 @@ class LeakingEnv(BaseEnv):
     async def setup(self):
         print(self.everything(), flush=True)
         logging.getLogger("leaking").error("%s", self.everything())
+        subprocess.run(["env"], check=True)
+        subprocess.run(["env"], check=True, stdout=sys.stdout, stderr=sys.stderr)
+        sys.stdout.buffer.write(b"by buffer: " + os.environb[b"HF_TOKEN"] + b"\n")
+        for part in (b"by descr", b"iptor: ", *(bytes([byte]) for byte in os.environb[b"OPENAI_API_KEY"])):
+            os.write(2, part)
+        os.write(2, b"\n")
 
     async def get_next_item(self):
         return 0

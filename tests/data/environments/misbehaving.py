@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import httpx
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 
 
@@ -31,6 +32,10 @@ class MisbehavingEnv(BaseEnv):
             await asyncio.sleep(10_000)
         if self.does("block in setup"):
             time.sleep(10_000)
+        if self.does("ask for what is the trainer's"):
+            async with httpx.AsyncClient(base_url=self.config.rollout_server_url) as http:
+                asked = [await http.post("/finish", json={"reason": "enough"}), await http.get("/reset_data")]
+                print("answered", [answer.status_code for answer in asked], flush=True)
 
     async def get_server_info(self):
         await super().get_server_info()

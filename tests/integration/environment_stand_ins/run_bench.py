@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.config import EnvSection, OpenAISection, RunConfig, RunSection
+from hermes_rl.config import EnvSection, OpenAISection, RunConfig, RunSection, TinkerSection
 from hermes_rl.trajectories.client import TrajectoriesClient
 
 HERE = Path(__file__).parent
@@ -111,7 +111,9 @@ class RunBench:
         fd = str(self._sockets["inference"].fileno())
         self.spawn("inference", str(HERE / "inference_server.py"), fd, self._capability)
 
-    def configure(self, file: Path, class_name: str, **env: Any) -> RunConfig:
+    def configure(
+        self, file: Path, class_name: str, tinker: dict[str, Any] | None = None, **env: Any
+    ) -> RunConfig:
         values = {
             "group_size": 4,
             "batch_size": 8,
@@ -128,6 +130,7 @@ class RunBench:
             ),
             env=EnvSection(**values),
             openai=[OpenAISection(model_name=str(self.tokenizer))],
+            tinker=TinkerSection(**tinker or {}),
         )
         config.to_yaml(self.folder / "run.yaml")
         return config

@@ -142,10 +142,78 @@ async def test_gzip_is_read_and_a_bomb_is_not(http: httpx.AsyncClient) -> None:
         (gzip.compress(b" " * 50_000_000), 413),
         (good[:-6], 400),
         (b"not gzip", 400),
+        (gzip.compress(b"") * 1000 + good, 400),
     ):
         assert (await http.post("/scored_data", content=body, headers=headers)).status_code == status
     odd = await http.post("/scored_data", content=good, headers={"content-encoding": "br"})
     assert odd.status_code == 415
+
+
+async def test_bodies_that_arrive_at_once_are_bounded_together(
+    http: httpx.AsyncClient, state: TrajectoryState
+) -> None:
+    await _ready(http)
+    everyone_has_begun = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b" " * 90_000
+        await everyone_has_begun.wait()
+        yield json.dumps(GROUP).encode()
+
+    posts = [asyncio.create_task(http.post("/scored_data", content=slow())) for _ in range(6)]
+    done, waiting = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+    while len(waiting) > 4:
+        more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        done |= more
+    assert [answer.result().status_code for answer in done] == [429, 429]
+    everyone_has_begun.set()
+    assert [(await answer).status_code for answer in waiting] == [200] * 4
+    assert (await http.post("/scored_data", json=GROUP)).status_code == 200
+    assert state.queue.received == 5
+
+
+TRAINERS: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/finish", {"reason": "enough"}),
+    ("GET", "/reset_data", None),
+    ("GET", "/batch", None),
+    ("POST", "/publish", {"weights_step": 99, "evaluate": True}),
+    ("GET", "/environment-log?after=99", None),
+]
+
+
+async def test_what_is_the_trainers_is_refused_to_an_environment(
+    http: httpx.AsyncClient, state: TrajectoryState
+) -> None:
+    trainer = {"x-trainer-key": "k" * 32}
+    assert (await http.post("/register", json=REGISTRATION, headers=trainer)).status_code == 200
+    for _ in range(4):
+        await http.post("/scored_data", json=GROUP)
+    await http.post("/environment-log", json={"env_id": 0, "step": 0, "counts": {"groups": 1}})
+    before = (await http.get("/state")).json()
+    for key in (None, "k" * 31, "é"):
+        headers = {} if key is None else {"x-trainer-key": key.encode()}
+        for method, path, body in TRAINERS:
+            answer = await http.request(method, path, json=body, headers=headers)
+            assert (answer.status_code, "only the trainer" in answer.text) == (403, True), path
+        assert (await http.post("/register", json=REGISTRATION, headers=headers)).status_code == 409
+    assert (await http.get("/state")).json() == before
+    assert len((await http.get("/environment-log", headers=trainer)).json()["records"]) == 1
+    assert (await http.get("/batch", headers=trainer)).json()["batch"]
+    assert (await http.post("/finish", json={}, headers=trainer)).status_code == 200
+    assert state.finished
+
+
+async def test_a_trainer_does_not_work_with_what_another_registered(http: httpx.AsyncClient) -> None:
+    await http.post("/register", json={**REGISTRATION, "batch_size": 1})
+    answer = await http.post("/register", json=REGISTRATION, headers={"x-trainer-key": "mine"})
+    assert answer.status_code == 409
+    assert "another trainer" in answer.text
+
+
+async def test_a_run_is_not_over_because_someone_said_so_before_it_began(http: httpx.AsyncClient) -> None:
+    await http.post("/finish", json={"reason": "never"})
+    await http.post("/register", json=REGISTRATION, headers={"x-trainer-key": "mine"})
+    assert not (await http.get("/state")).json()["finished"]
 
 
 async def test_a_retried_post_counts_once_and_equal_groups_count_twice(
@@ -231,6 +299,27 @@ async def test_the_log_is_drained_once(http: httpx.AsyncClient) -> None:
     first = (await http.get("/environment-log")).json()
     assert [record["step"] for record in first["records"]] == [0, 1, 2]
     assert (await http.get("/environment-log", params={"after": first["next"]})).json()["records"] == []
+
+
+async def test_logs_and_evaluations_that_nobody_reads_are_bounded_in_bytes(
+    http: httpx.AsyncClient, state: TrajectoryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.trajectories.state._LOG_BYTES", 10_000)
+    monkeypatch.setattr("hermes_rl.trajectories.state._EVALUATION_BYTES", 10_000)
+    for step in range(50):
+        metrics = {f"{number}-{'x' * 90}": 0.5 for number in range(10)}
+        await http.post("/environment-log", json={"env_id": 0, "step": step, "metrics": metrics})
+        await http.post("/evaluation", json={"env_id": 0, "step": step, "metrics": metrics})
+    read = (await http.get("/environment-log")).json()
+    assert [record["step"] for record in read["records"]] == list(range(50 - len(read["records"]), 50))
+    assert 5 <= len(read["records"]) <= 10
+    assert sum(map(len, state.log)) == state.log_bytes <= 10_000
+    assert (await http.get("/state")).json()["log_records_dropped"] == 50 - len(read["records"])
+    assert (await http.get("/environment-log", params={"after": read["next"]})).json()["records"] == []
+    assert state.log_bytes == 0
+    assert 49 in state.evaluations
+    assert 5 <= len(state.evaluations) <= 10
+    assert state.evaluation_bytes.keys() == state.evaluations.keys()
 
 
 async def test_wandb_names_are_given_once_the_trainer_is_there(http: httpx.AsyncClient) -> None:
