@@ -17,7 +17,11 @@ def list_environments(session: AgentSession, _: ListEnvironments) -> dict[str, A
     """The environments found, by their syntax trees: none of their code is run."""
     policy = session.policy()
     found = session.discover(policy)
-    default = default_of(found, policy)
+    default, problem = None, None
+    try:
+        default = default_of(found, policy)
+    except HermesRLError as error:
+        problem = f"The operator's policy selects an environment that cannot be used. {error.message}"
     entries: list[dict[str, Any]] = []
     for environment in found:
         entry: dict[str, Any] = {
@@ -33,6 +37,8 @@ def list_environments(session: AgentSession, _: ListEnvironments) -> dict[str, A
     answer: dict[str, Any] = {"environments": entries, "count": len(entries)}
     if session.selected is not None:
         answer["selected"] = session.selected.name
+    if problem is not None:
+        answer["note"] = problem
     if not entries:
         answer["hint"] = f"Put an Atropos environment file into {session.workspace.environments}."
     return answer
@@ -58,7 +64,7 @@ def get_current_config(session: AgentSession, _: GetCurrentConfig) -> dict[str, 
     """The configuration of the next run, tunable and locked apart."""
     policy = session.policy()
     environment, note = session.environment(policy)
-    own_fields: list[CatalogueField] = []
+    own_fields: list[CatalogueField] | None = None
     problem: HermesRLError | None = None
     try:
         own_fields = session.own_fields(environment)

@@ -105,13 +105,17 @@ def validate(
     profile: ProfileOption = None,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """Check a policy file or a run's configuration; says what is wrong, or what it sets."""
+    """Check a policy file or a run's configuration; says what is wrong, or what it sets.
+
+    A policy is checked for every profile that it allows, and with every environment that it has rules for.
+    """
     from hermes_rl.config import Workspace, read_policy
 
     workspace = Workspace.resolve(workspace_dir)
     console = output()
     if file.suffix == ".toml":
         policy = read_policy(file)
+        _check_policy(workspace, policy)
         _, profile, fields = _in_force(workspace, environment, profile, policy)
         changed = [item for item in fields.values() if item.source == "policy"]
         unlocked = [name for name, item in fields.items() if not item.field.locked]
@@ -124,6 +128,25 @@ def validate(
     console.print(f"{file} is a valid configuration. It sets:", markup=False)
     for name, value in overrides.items():
         console.print(f"  {name} = {_value_text(value)}", markup=False)
+
+
+def _check_policy(workspace: Workspace, policy: Policy) -> None:
+    """Check a policy with all that it names.
+
+    Raises:
+        HermesRLError: a name in it is unknown, or its rules leave out a default.
+    """
+    from hermes_rl.config import fields_in_force
+    from hermes_rl.environments.discovery import discover
+    from hermes_rl.environments.inspection import environment_fields
+
+    found = {environment.name: environment for environment in discover(workspace.environments_dirs)}
+    policy.check_environments(found)
+    own_fields = {name: list(environment_fields(workspace, found[name])) for name in policy.own_fields}
+    for profile in policy.allowed_profiles:
+        fields_in_force(profile, policy)
+        for name, own in own_fields.items():
+            fields_in_force(profile, policy, environment=name, own_fields=own)
 
 
 def _validated_overrides(
@@ -162,12 +185,13 @@ def _in_force(
 
     policy = policy or load_policy(workspace)
     profile = profile or policy.profile
-    own: list[CatalogueField] = []
+    own: list[CatalogueField] | None = None
     if environment is not None:
         from hermes_rl.environments.discovery import find
         from hermes_rl.environments.inspection import environment_fields
 
-        own = list(environment_fields(workspace, find(workspace.environments_dirs, environment)))
+        found = find(workspace.environments_dirs, environment)
+        environment, own = found.name, list(environment_fields(workspace, found))
     return policy, profile, fields_in_force(profile, policy, environment=environment, own_fields=own)
 
 

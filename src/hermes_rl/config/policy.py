@@ -7,11 +7,12 @@ own commands (``hermes-rl run``, ``hermes-rl search``) are not bound by it.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +169,35 @@ class Policy(BaseModel):
         """Whether the agent sees the environment of that name."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.environments)
 
+    def check_environments(self, names: Iterable[str]) -> None:
+        """Refuse a policy that speaks of environments that there are not.
+
+        Args:
+            names: every environment that was found.
+
+        Raises:
+            ConfigError: it selects one, or has rules for one, that is not among them, or it selects one that
+                it hides.
+        """
+        known = sorted(names)
+        unknown = [name for name in self.own_fields if name not in known]
+        if unknown:
+            raise ConfigError(
+                f"The policy has rules under [own_fields.{unknown[0]}], and there is no such environment.",
+                allowed=difflib.get_close_matches(unknown[0], known) or known,
+                hint="Rules that name no environment would bind nothing: put the name right.",
+            )
+        if self.environment is not None and self.environment not in known:
+            raise ConfigError(
+                f"The policy selects the environment {self.environment!r}, and there is none of that name.",
+                allowed=difflib.get_close_matches(self.environment, known) or known,
+            )
+        if self.environment is not None and not self.allows_environment(self.environment):
+            raise ConfigError(
+                f"The policy selects the environment {self.environment!r} and hides it from the agent.",
+                hint="Add it to environments.",
+            )
+
     def rule(self, field: CatalogueField, environment: str | None = None) -> FieldRule:
         """The rule for a field; an empty one when the policy says nothing."""
         rules = self.own_fields.get(environment or "", {}) if field.own else self.fields
@@ -249,8 +279,8 @@ def fields_in_force(
     policy: Policy,
     *,
     environment: str | None = None,
-    own_fields: Iterable[CatalogueField] = (),
-    edits: dict[str, Any] | None = None,
+    own_fields: Iterable[CatalogueField] | None = None,
+    edits: Mapping[str, Any] | None = None,
 ) -> dict[str, FieldInForce]:
     """Every field that a run can be told, with the value in force.
 
@@ -258,7 +288,8 @@ def fields_in_force(
         profile: name of the profile.
         policy: the operator's policy.
         environment: name of the environment, for the rules about its own fields.
-        own_fields: the environment's own fields.
+        own_fields: the environment's own fields; None when they are not known, and then the rules about
+            them are not looked at.
         edits: field name → value, already checked.
 
     Raises:
@@ -266,12 +297,13 @@ def fields_in_force(
             does not have, or leaves the default outside its own bounds.
     """
     profile_values = find_profile(profile).values
-    own = [field for field in own_fields if field.name not in FIELDS]
+    own = [field for field in own_fields or () if field.name not in FIELDS]
     unknown = set(policy.own_fields.get(environment or "", {})) - {field.name for field in own}
-    if own and unknown:
+    if own_fields is not None and unknown:
         raise ConfigError(
             f"The policy names fields that {environment} does not have: {', '.join(sorted(unknown))}.",
-            allowed=sorted(field.name for field in own),
+            allowed=sorted(field.name for field in own) or f"{environment} has no fields of its own",
+            hint=f"Put it right under [own_fields.{environment}] in the policy file.",
         )
     found: dict[str, FieldInForce] = {}
     for original in [*FIELDS.values(), *own]:
@@ -285,7 +317,7 @@ def fields_in_force(
             value, source = profile_values[field.name], "profile"
         if rule.fixes:
             value, source = check_value(field, rule.value), "policy"
-        elif field != original and (field.own is False or value is not None):
+        elif replace(field, locked=original.locked) != original and not (field.own and value is None):
             _check_default(field, value)
         default = value
         if edits and field.name in edits:
