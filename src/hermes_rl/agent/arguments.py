@@ -199,6 +199,26 @@ class GetSearchResults(Request):
     limit: int = Field(20, ge=1, le=500, description="Most trials to list.")
 
 
+_MOST_BITS = 1024
+"""A longer whole number is no number that a float can hold, and Python may refuse to write it."""
+
+
+def _can_be_written(value: Any) -> bool:
+    pending, seen = [value], set[int]()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:  # a list may hold itself
+            continue
+        seen.add(id(item))
+        if isinstance(item, int) and item.bit_length() > _MOST_BITS:
+            return False
+        if isinstance(item, dict):
+            pending += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            pending += item
+    return True
+
+
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
@@ -208,6 +228,13 @@ def parse(model: type[AnyRequest], arguments: Any) -> AnyRequest:
     Raises:
         HermesRLError: something is missing, unknown or of the wrong type.
     """
+    if isinstance(arguments, dict):
+        for name, given in arguments.items():
+            if name != "value" and not _can_be_written(given):  # a value is checked against its field
+                raise HermesRLError(
+                    f"The argument {str(name)[:80]!r} holds a number that is too long to be written.",
+                    allowed=f"whole numbers of at most {_MOST_BITS} bits",
+                )
     try:
         return model.model_validate(arguments)
     except ValidationError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from hermes_rl.agent.answers import HIDDEN
 from hermes_rl.agent.arguments import EditConfig, GetCurrentConfig, ListEnvironments, SelectEnvironment
 from hermes_rl.agent.session import AgentSession, default_of
-from hermes_rl.config import CatalogueField, FieldInForce
+from hermes_rl.config import CatalogueField, FieldInForce, without_secrets
+from hermes_rl.config.catalogue import HIDDEN
 from hermes_rl.config.policy import holds_secret
 from hermes_rl.errors import HermesRLError
 
@@ -57,7 +57,7 @@ def select_environment(session: AgentSession, request: SelectEnvironment) -> dic
         "profile": session.profile(policy),
         "next": "rl_get_current_config shows what can be changed; rl_start_training starts a run.",
     }
-    return answer | ({"dropped_edits": dropped} if dropped else {})
+    return answer | ({"dropped_edits": without_secrets(dropped)} if dropped else {})
 
 
 def get_current_config(session: AgentSession, _: GetCurrentConfig) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def edit_config(session: AgentSession, request: EditConfig) -> dict[str, Any]:
     name, value, note = session.edit(request.field, request.value)
     answer: dict[str, Any] = {
         "field": name,
-        "value": value,
+        "value": without_secrets({name: value})[name],
         "source": "edit",
         "next": "Edit another field, or rl_start_training starts a run with this configuration.",
     }

@@ -7,7 +7,7 @@ from typing import Any
 from hermes_rl.agent.arguments import CheckSearch, GetSearchResults, StartSearch, StopSearch
 from hermes_rl.agent.pacing import bounded
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.config import check_value, find_profile
+from hermes_rl.config import check_value, find_profile, without_secrets
 from hermes_rl.errors import ConfigError
 
 DEFAULT_PRESET = "article-grid"
@@ -61,7 +61,7 @@ def start_search(session: AgentSession, request: StartSearch) -> dict[str, Any]:
         "space": definition.build_space().describe(),
         "planned_trials": definition.planned_trials(),
         "parallel": definition.parallel,
-        "set_in_every_trial": definition.overrides,
+        "set_in_every_trial": without_secrets(definition.overrides),
         "check_again_in_seconds": 30,
         "next": f"rl_check_search({store.search_id!r})",
     }

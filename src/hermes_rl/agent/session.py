@@ -24,7 +24,8 @@ from hermes_rl.config import (
     find_field,
     load_policy,
 )
-from hermes_rl.errors import ConfigError, EnvironmentFailedError, UnknownEnvironmentError
+from hermes_rl.config.catalogue import own_key
+from hermes_rl.errors import ConfigError, EnvironmentFailedError, HermesRLError, UnknownEnvironmentError
 
 if TYPE_CHECKING:
     from hermes_rl.environments.discovery import DiscoveredEnvironment
@@ -95,6 +96,14 @@ class AgentSession:
             ConfigError: its file is wrong.
         """
         return load_policy(self.workspace)
+
+    def secret_variables(self) -> set[str]:
+        """The environment variables that hold keys of the operator's models, whatever their names."""
+        try:
+            models = self.policy().models.values()
+        except HermesRLError:  # whoever needs the policy says what is wrong with it
+            return set()
+        return {model.api_key_env for model in models if model.api_key_env is not None}
 
     def profile(self, policy: Policy) -> str:
         """The profile of the next run; one that the policy no longer allows gives way to its default."""
@@ -210,7 +219,7 @@ class AgentSession:
         """Change one tunable field for the next run.
 
         Returns:
-            The field's bare name, the value taken, and the note of :meth:`environment`.
+            What the field is set by, the value taken, and the note of :meth:`environment`.
 
         Raises:
             ConfigError: there is no such field, it is locked, or the value is not allowed, alone or beside
@@ -231,10 +240,10 @@ class AgentSession:
                     hint="Change one of these, or ask the operator to unlock it in the policy file.",
                 )
             checked = check_value(field, value)
-            edits = {**self._edits, field.name: checked}
+            edits = {**self._edits, field.key: checked}
             self._build(environment, policy, edits)
             self._edits = edits
-            return field.name, checked, note
+            return field.key, checked, note
 
     def next_run(self) -> NextRun:
         """The configuration of a run that is started now.
@@ -251,7 +260,8 @@ class AgentSession:
     def _overrides(
         self, environment: DiscoveredEnvironment, policy: Policy, edits: Mapping[str, Any]
     ) -> dict[str, Any]:
-        rules = {**policy.fields, **policy.own_fields.get(environment.name, {})}
+        own_rules = policy.own_fields.get(environment.name, {})
+        rules = {**policy.fields, **{own_key(name): rule for name, rule in own_rules.items()}}
         for name, value in edits.items():
             # The operator may have changed the policy since the edit was made.
             field = policy.field(self.find_field(name, environment), environment.name)

@@ -9,7 +9,7 @@ from hermes_rl import runs
 from hermes_rl.agent.arguments import CheckStatus, GetResults, ListRuns, StartTraining, StopTraining
 from hermes_rl.agent.pacing import next_look
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.config import find_profile
+from hermes_rl.config import find_profile, without_secrets
 
 if TYPE_CHECKING:
     from hermes_rl.runs import RunStatus
@@ -31,7 +31,7 @@ def start_training(session: AgentSession, _: StartTraining) -> dict[str, Any]:
         "profile": config.run.profile,
         "total_steps": config.env.total_steps,
         "wandb_name": config.env.wandb_name,
-        "overrides": planned.overrides,
+        "overrides": without_secrets(planned.overrides),
         "config": str(session.workspace.run_dir(run_id) / "run.yaml"),
         "logs": status.logs,
         "check_again_in_seconds": next_look(status),

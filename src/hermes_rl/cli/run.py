@@ -107,9 +107,7 @@ def start(
     if dry_run:
         import yaml
 
-        typer.echo(
-            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False
-        )
+        typer.echo(yaml.safe_dump(config.shown(), sort_keys=False, allow_unicode=True), nl=False)
         return
     run_id = runs.start(
         workspace,

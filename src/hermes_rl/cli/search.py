@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hermes_rl.cli.assignments import parse_assignments
 from hermes_rl.cli.console import EXIT_INTERRUPTED, EXIT_RUN_FAILED, output
-from hermes_rl.config import Workspace
+from hermes_rl.config import Workspace, without_secrets
 from hermes_rl.errors import SearchError
 
 app = typer.Typer(no_args_is_help=True, help="Search for good hyperparameters; every trial is a run.")
@@ -192,7 +192,8 @@ def _print_plan(console: Console, workspace: Workspace, definition: Any, runner:
     for name, text in space.describe().items():
         console.print(f"  {name}: {text} (default {defaults[name]})", markup=False)
     if definition.overrides:
-        console.print(f"Set in every trial: {format_params(definition.overrides)}", markup=False)
+        shown = without_secrets(definition.overrides)
+        console.print(f"Set in every trial: {format_params(shown)}", markup=False)
     if definition.strategy == "pbt":
         trials = definition.population() + 1
         console.print(

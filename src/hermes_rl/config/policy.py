@@ -19,7 +19,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hermes_rl.config.catalogue import FIELDS, CatalogueField, check_value, find_field
+from hermes_rl.config.catalogue import (
+    FIELDS,
+    HIDDEN,
+    CatalogueField,
+    check_value,
+    find_field,
+    names_secret,
+)
 from hermes_rl.config.profiles import DEFAULT_PROFILE, find_profile
 from hermes_rl.config.workspace import Workspace
 from hermes_rl.errors import ConfigError
@@ -27,7 +34,6 @@ from hermes_rl.errors import ConfigError
 POLICY_VARIABLE = "HERMES_RL_POLICY"
 POLICY_FILE = "policy.toml"
 
-_SECRET = re.compile(r"(^|_)(api_?key|key|secret|password|credentials?|(auth|access|hf|bearer)_token)$")
 _INFRASTRUCTURE = re.compile(r"(^|_)(url|uri|host|port|path|paths|dir|dirs|directory|file|files|folder)$")
 
 Source = Literal["default", "profile", "policy", "edit"]
@@ -36,7 +42,7 @@ Source = Literal["default", "profile", "policy", "edit"]
 
 def holds_secret(field: CatalogueField) -> bool:
     """Whether an environment's own field is, by its name, for a key or a password."""
-    return field.own and _SECRET.search(field.name.lower()) is not None
+    return field.own and names_secret(field.key)
 
 
 def locked_by_nature(field: CatalogueField) -> bool:
@@ -297,7 +303,7 @@ def fields_in_force(
             does not have, or leaves the default outside its own bounds.
     """
     profile_values = find_profile(profile).values
-    own = [field for field in own_fields or () if field.name not in FIELDS]
+    own = [field for field in own_fields or () if field.settable]
     unknown = set(policy.own_fields.get(environment or "", {})) - {field.name for field in own}
     if own_fields is not None and unknown:
         raise ConfigError(
@@ -313,16 +319,16 @@ def fields_in_force(
         field = rule.applied_to(original)
         source: Source = "default"
         value = field.default
-        if field.name in profile_values:
+        if not field.own and field.name in profile_values:
             value, source = profile_values[field.name], "profile"
         if rule.fixes:
             value, source = check_value(field, rule.value), "policy"
         elif replace(field, locked=original.locked) != original and not (field.own and value is None):
             _check_default(field, value)
         default = value
-        if edits and field.name in edits:
-            value, source = edits[field.name], "edit"
-        found[field.name] = FieldInForce(field, value, default, source)
+        if edits and field.key in edits:
+            value, source = edits[field.key], "edit"
+        found[field.key] = FieldInForce(field, value, default, source)
     return found
 
 
@@ -330,8 +336,9 @@ def _check_default(field: CatalogueField, value: Any) -> None:
     try:
         check_value(field, value)
     except ConfigError as error:
+        shown = HIDDEN if holds_secret(field) else repr(value)
         raise ConfigError(
-            f"The policy's bounds for {field.name} leave out its default, {value!r}.",
+            f"The policy's bounds for {field.key} leave out its default, {shown}.",
             allowed=error.allowed,
             hint="Give the field a value in the policy too.",
         ) from error

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.light_import import import_atroposlib
-from hermes_rl.environments.redaction import SERVER_VARIABLES, RedactingStream, own_secrets, redact
+from hermes_rl.environments.redaction import (
+    SERVER_VARIABLES,
+    RedactingStream,
+    own_secrets,
+    redact,
+    secrets_in_config,
+)
 from hermes_rl.environments.watchdog import Watchdog
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError, ServiceError
 
@@ -61,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        _run(arguments, watchdog, stop)
+        _run(arguments, watchdog, stop, secrets)
     except _Stopped:
         return 0
     except HermesRLError as error:
@@ -73,8 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, watchdog: Watchdog, stop: _Stop) -> None:
+def _run(arguments: argparse.Namespace, watchdog: Watchdog, stop: _Stop, secrets: list[str]) -> None:
     config = RunConfig.from_yaml(arguments.run_dir / "run.yaml")
+    secrets += secrets_in_config(config)  # whoever redacts has this list
     endpoints = _endpoints()
     log.info("environment %s, process %s", config.run.environment, os.getpid())
     watchdog.busy(f"importing {config.run.environment_file}", arguments.import_timeout)

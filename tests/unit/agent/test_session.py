@@ -228,6 +228,17 @@ def test_no_secret_is_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert secret not in found
 
 
+def test_the_key_of_a_model_is_in_no_answer_whatever_its_variable_is_called(
+    session: AgentSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIG_MODEL", "recognisable-value")
+    (session.workspace.root / "policy.toml").write_text(
+        '[models.big]\nbase_url = "http://127.0.0.1:9/v1"\nmodel_name = "m"\napi_key_env = "BIG_MODEL"\n'
+    )
+    found = call(session, "rl_edit_config", {"field": "loss_fn", "value": "recognisable-value"})
+    assert "loss_fn cannot be '<secret>'" in found["error"]
+
+
 def test_a_fault_inside_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
     def fault() -> dict[str, Any]:
         raise ZeroDivisionError

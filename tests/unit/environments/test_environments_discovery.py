@@ -151,10 +151,11 @@ def test_files_that_cannot_be_used_are_listed_with_the_reason_and_never_run(tmp_
 BASE_ENV = "from atroposlib.envs.base import BaseEnv\n"
 ENTANGLED = {
     "doubling": f"{BASE_ENV}class C0(BaseEnv):{METHODS}"
-    + "".join(f"class C{number}(C{number - 1}, C{number - 1}): ...\n" for number in range(1, 60)),
+    + "".join(f"class C{number}(C{number - 1}, C{number - 1}): ...\n" for number in range(1, 60))
+    + "class Doubling(C59): ...\n",
     "aliases": f"{BASE_ENV}a0 = BaseEnv\n"
     + "".join(f"a{number} = a{number - 1}\n" for number in range(1, 1200))
-    + f"class Aliased(a1199):{METHODS}",
+    + f"class Aliases(a1199):{METHODS}",
     "circle": f"{BASE_ENV}a = b\nb = a\nclass Circle(a, BaseEnv):{METHODS}",
     "growing": f"{BASE_ENV}a = b.c\nb = a.d\nclass Growing(a.e, BaseEnv):{METHODS}",
     "stars": "from stars import *\nfrom aliases import *\n" * 50 + f"class Stars(a7):{METHODS}",
@@ -167,15 +168,7 @@ def test_names_that_lead_on_and_on_are_followed(tmp_path: Path, name: str) -> No
     _write(tmp_path, {f"{name}.py": ENTANGLED[name], "aliases.py": ENTANGLED["aliases"]})
     found = {one.class_name: one for one in discover([tmp_path]) if one.file_path.stem == name}
     assert {one.error for one in found.values()} == {None}
-    assert set(found) >= {
-        {
-            "doubling": "C59",
-            "aliases": "Aliased",
-            "circle": "Circle",
-            "growing": "Growing",
-            "ring": "Ring",
-        }.get(name, "Stars")
-    }
+    assert name.capitalize() in found
 
 
 @pytest.mark.parametrize(
