@@ -21,6 +21,10 @@ SearchId = Annotated[
     str | None,
     Field(description="Id of the search, as rl_start_search gave it. Without it: the latest search."),
 ]
+WaitSeconds = Annotated[
+    float | None,
+    Field(ge=0, le=3600, description="Longest time to wait until everything has ended; 0 returns at once."),
+]
 
 
 class Request(BaseModel):
@@ -88,9 +92,11 @@ class CheckStatus(Request):
 
 
 class StopTraining(Request):
-    """Stop a run and all its processes. What it has learned and measured so far is kept."""
+    """Stop a run and all its processes. What it has learned and measured so far is kept. The answer says
+    "stopping" while they end; rl_check_status says when they have."""
 
     run_id: str = Field(description="Id of the run to stop.")
+    wait_seconds: WaitSeconds = None
 
 
 class GetResults(Request):
@@ -186,9 +192,11 @@ class CheckSearch(Request):
 
 
 class StopSearch(Request):
-    """Stop a search and its running trials; finished trials are kept."""
+    """Stop a search and its running trials; finished trials are kept. The answer says "stopping" while the
+    trials end; rl_check_search says when they have."""
 
     search_id: str = Field(description="Id of the search to stop.")
+    wait_seconds: WaitSeconds = None
 
 
 class GetSearchResults(Request):
