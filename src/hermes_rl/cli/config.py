@@ -73,6 +73,7 @@ def explain(
 ) -> None:
     """Explain one field: what it does, what it accepts, its value and where that comes from."""
     from hermes_rl.config import FIELDS, PROFILES, Workspace, find_field
+    from hermes_rl.config.invocation import command
 
     workspace = Workspace.resolve(workspace_dir)
     _, profile, fields = _in_force(workspace, environment, profile)
@@ -96,7 +97,7 @@ def explain(
             rows.add_row("", f"profile {name}: {_value_text(item, other.values[found.name])}")
     rows.add_row("agent", "locked: only the operator changes it" if item.field.locked else "may change it")
     option = "--seed VALUE" if found is FIELDS["seed"] else f"--set {found.key}=VALUE"
-    rows.add_row("set it", f"hermes-rl run start ENVIRONMENT {option}")
+    rows.add_row("set it", f"{command(workspace, 'run', 'start', 'ENVIRONMENT')} {option}")
     output().print(rows, markup=False)
 
 
