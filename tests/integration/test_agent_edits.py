@@ -48,14 +48,24 @@ _SCALARS = (
         ]
     )
 )
-_VALUES = _SCALARS | st.recursive(
-    _SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
+_UNWRITABLE = st.just(0).map(lambda _: 10**5000)
+"""Python writes no integer of more than 4,300 digits, so no strategy may show it either."""
+_VALUES = (
+    _SCALARS
+    | _UNWRITABLE
+    | st.recursive(
+        _SCALARS,
+        lambda inner: (
+            st.lists(inner | _UNWRITABLE, max_size=3)
+            | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
 )
 _NAMES = (
     st.sampled_from([*FIELDS, *OWN])
     | st.sampled_from([f"{field.section}.{name}" for name, field in FIELDS.items()])
+    | st.sampled_from([f"env.{name}" for name in FIELDS])
     | st.text(max_size=20)
     | _SCALARS
 )

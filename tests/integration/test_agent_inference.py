@@ -70,22 +70,40 @@ def test_a_missing_key_and_a_dead_endpoint_are_said(workspace: Workspace) -> Non
     assert "NOBODYS_KEY" in report["hint"]
 
 
-def test_an_environment_that_raises_is_said(workspace: Workspace) -> None:
+@pytest.mark.parametrize("place", ["setup", "get_next_item"])
+def test_an_environment_that_raises_is_said_without_its_key(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("OPERATORS_PASS", KEY)  # a name that tells nothing
     source = workspace.environments / "fails.py"
     source.write_text(
-        "from atroposlib.envs.base import BaseEnv\n\n\n"
-        "class Fails(BaseEnv):\n    name = 'fails'\n\n"
-        "    async def setup(self):\n        raise RuntimeError('no data here')\n\n"
-        "    async def get_next_item(self): ...\n\n    async def evaluate(self): ...\n"
+        "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n\n\n"
+        "class FailsConfig(BaseEnvConfig):\n    judge_api_key: str = ''\n\n\n"
+        "class Fails(BaseEnv):\n    name = 'fails'\n    env_config_cls = FailsConfig\n\n"
+        "    @classmethod\n    def config_init(cls):\n        return FailsConfig(), []\n\n"
+        "    def fail(self):\n        server = self.server.servers[0]\n"
+        "        keys = server.config.api_key, self.config.judge_api_key\n"
+        "        raise RuntimeError(f'no data here for {keys}')\n\n"
+        "    async def evaluate(self): ...\n\n"
+        "    async def setup(self): ...\n\n"
+        "    async def get_next_item(self): ...\n\n"
+        f"    async def {place}(self):\n        self.fail()\n"
     )
     session = AgentSession(workspace)
     assert "error" not in call(session, "rl_select_environment", {"name": "fails"})
     with served(ScriptedCompletions(["1"])) as url:
         (workspace.root / "policy.toml").write_text(
-            f'[models.other]\nbase_url = "{url}"\nmodel_name = "scripted"\n'
+            f'[models.other]\nbase_url = "{url}"\nmodel_name = "scripted"\napi_key_env = "OPERATORS_PASS"\n'
+            '[own_fields.fails.judge_api_key]\nvalue = "sk-a-key-of-the-judge"\n'
         )
         found = call(session, "rl_test_inference", {"models": ["other"], "num_steps": 1, "wait_seconds": 240})
-    assert "no data here" in found["models"]["other"]["error"]
+    report = found["models"]["other"]
+    said = report["error"] if place == "setup" else report["problems"][0]
+    assert "no data here for ('<secret>', '<secret>')" in said
+    for path in Path(found["folder"]).rglob("*"):
+        if path.is_file():
+            assert KEY not in path.read_text(), path
+            assert path.name == "run.yaml" or "sk-a-key-of-the-judge" not in path.read_text(), path
 
 
 class Letters:

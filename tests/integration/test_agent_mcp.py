@@ -127,7 +127,9 @@ async def test_over_http_two_clients_keep_their_own_selections(workspace: Worksp
             started = await ask(one, "rl_start_training")
             status = await ask(two, "rl_check_status", run_id=started["run_id"])
             assert status["overrides"]["batch_size"] == 32
-            stopped = await ask(two, "rl_stop_training", run_id=started["run_id"])
+            asked = await ask(two, "rl_stop_training", run_id=started["run_id"])
+            assert asked["status"] in ("stopping", "stopped")
+            stopped = await ask(two, "rl_stop_training", run_id=started["run_id"], wait_seconds=120)
             assert stopped["status"] == "stopped"
 
 

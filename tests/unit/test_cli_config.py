@@ -61,6 +61,33 @@ def test_validate_checks_a_policy(workspace: Path) -> None:
         run("validate", str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[own_fields.arithmetic_tinker.digit]\nmaximum = 3\n", "does not have: digit"),
+        ("[own_fields.arithmetic_tinkr.digits]\nmaximum = 3\n", "no such environment"),
+        ("environment = 'arithmetic_tinkr'\n", "none of that name"),
+        ("environment = 'arithmetic_tinker'\nenvironments = ['gsm8k*']\n", "hides it"),
+        ("profiles = ['qwen3-8b']\n[fields.total_steps]\nmaximum = 100\n", "leave out its default"),
+    ],
+)
+def test_validate_finds_what_would_bind_nothing(workspace: Path, text: str, said: str) -> None:
+    path = workspace / "other.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        run("validate", str(path))
+
+
+def test_the_rules_for_an_environment_hold_whatever_it_is_called_by(workspace: Path) -> None:
+    (workspace / "policy.toml").write_text("[own_fields.arithmetic_tinker.digits]\nvalue = 3\n")
+    assert line_of("digits", run("show", "-e", "ARITHMETIC_TINKER"))[:4] == [
+        "digits",
+        "3",
+        "policy",
+        "locked",
+    ]
+
+
 def test_validate_checks_the_configuration_of_a_run(workspace: Path) -> None:
     path = workspace / "best.yaml"
     path.write_text("learning_rate: 6.0e-05\nbatch_size: 32\n")

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from enum import Enum
 from pathlib import PurePath
@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hermes_rl.config.catalogue import HIDDEN
 from hermes_rl.errors import HermesRLError
 
 logger = logging.getLogger(__name__)
@@ -26,42 +27,49 @@ _SECRET_VARIABLE = re.compile(r"(_KEY|_TOKEN|_SECRET|_PASSWORD)$")
 _CAPABILITY = re.compile(r"\br-[0-9a-f]{32}\b|\btml-[A-Za-z0-9_-]{8,}")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _SHORTEST_SECRET = 8
-HIDDEN = "<secret>"
-"""Stands where a secret was."""
 
 
-def plain(value: Any) -> Any:
-    """``value`` as JSON data: no NaN, no infinity, no objects, no lone surrogates, no secrets."""
-    return _plain(value, _secrets())
+def plain(value: Any, secret_variables: Iterable[str] = ()) -> Any:
+    """``value`` as JSON data: no NaN, no infinity, no objects, no lone surrogates, no secrets.
+
+    Args:
+        value: what a function has to say.
+        secret_variables: environment variables whose values are secrets, beside those named like one.
+    """
+    return _plain(value, _secrets(set(secret_variables)))
 
 
-def answer(function: Callable[[], Mapping[str, Any]], name: str) -> dict[str, Any]:
+def answer(
+    function: Callable[[], Mapping[str, Any]],
+    name: str,
+    secret_variables: Callable[[], Iterable[str]] = tuple,
+) -> dict[str, Any]:
     """Call ``function`` and give its answer, or its error as ``{"error", "allowed"?, "hint"?}``.
 
     Args:
         function: does the work.
         name: what it is called in messages.
+        secret_variables: gives those of :func:`plain`.
     """
     try:
-        return plain(function())
+        said: Mapping[str, Any] = function()
     except HermesRLError as error:
-        return plain(error.as_dict())
+        said = error.as_dict()
     except Exception as error:
         logger.exception("%s failed.", name)
-        return plain(
-            {
-                "error": f"{name} failed inside: {type(error).__name__}: {error}",
-                "hint": "This is a fault of hermes-rl, not of what was asked. Nothing was changed.",
-            }
-        )
+        said = {
+            "error": f"{name} failed inside: {type(error).__name__}: {error}",
+            "hint": "This is a fault of hermes-rl, not of what was asked. Nothing was changed.",
+        }
+    return plain(said, secret_variables())
 
 
-def _secrets() -> list[str]:
-    """Values of this process's environment variables that hold secrets, by their names."""
+def _secrets(variables: set[str]) -> list[str]:
+    """Values of this process's environment variables that hold secrets: those named, and by their names."""
     found = {
         value
         for name, value in os.environ.items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET
+        if (name in variables or _SECRET_VARIABLE.search(name)) and len(value) >= _SHORTEST_SECRET
     }
     return sorted(found, key=len, reverse=True)
 

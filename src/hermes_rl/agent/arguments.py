@@ -21,6 +21,10 @@ SearchId = Annotated[
     str | None,
     Field(description="Id of the search, as rl_start_search gave it. Without it: the latest search."),
 ]
+WaitSeconds = Annotated[
+    float | None,
+    Field(ge=0, le=3600, description="Longest time to wait until everything has ended; 0 returns at once."),
+]
 
 
 class Request(BaseModel):
@@ -88,9 +92,11 @@ class CheckStatus(Request):
 
 
 class StopTraining(Request):
-    """Stop a run and all its processes. What it has learned and measured so far is kept."""
+    """Stop a run and all its processes. What it has learned and measured so far is kept. The answer says
+    "stopping" while they end; rl_check_status says when they have."""
 
     run_id: str = Field(description="Id of the run to stop.")
+    wait_seconds: WaitSeconds = None
 
 
 class GetResults(Request):
@@ -186,9 +192,11 @@ class CheckSearch(Request):
 
 
 class StopSearch(Request):
-    """Stop a search and its running trials; finished trials are kept."""
+    """Stop a search and its running trials; finished trials are kept. The answer says "stopping" while the
+    trials end; rl_check_search says when they have."""
 
     search_id: str = Field(description="Id of the search to stop.")
+    wait_seconds: WaitSeconds = None
 
 
 class GetSearchResults(Request):
@@ -197,6 +205,26 @@ class GetSearchResults(Request):
 
     search_id: SearchId = None
     limit: int = Field(20, ge=1, le=500, description="Most trials to list.")
+
+
+_MOST_BITS = 1024
+"""A longer whole number is no number that a float can hold, and Python may refuse to write it."""
+
+
+def _can_be_written(value: Any) -> bool:
+    pending, seen = [value], set[int]()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:  # a list may hold itself
+            continue
+        seen.add(id(item))
+        if isinstance(item, int) and item.bit_length() > _MOST_BITS:
+            return False
+        if isinstance(item, dict):
+            pending += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            pending += item
+    return True
 
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
@@ -208,6 +236,13 @@ def parse(model: type[AnyRequest], arguments: Any) -> AnyRequest:
     Raises:
         HermesRLError: something is missing, unknown or of the wrong type.
     """
+    if isinstance(arguments, dict):
+        for name, given in arguments.items():
+            if name != "value" and not _can_be_written(given):  # a value is checked against its field
+                raise HermesRLError(
+                    f"The argument {str(name)[:80]!r} holds a number that is too long to be written.",
+                    allowed=f"whole numbers of at most {_MOST_BITS} bits",
+                )
     try:
         return model.model_validate(arguments)
     except ValidationError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from hermes_rl.agent.answers import HIDDEN
 from hermes_rl.agent.arguments import EditConfig, GetCurrentConfig, ListEnvironments, SelectEnvironment
 from hermes_rl.agent.session import AgentSession, default_of
-from hermes_rl.config import CatalogueField, FieldInForce
+from hermes_rl.config import CatalogueField, FieldInForce, without_secrets
+from hermes_rl.config.catalogue import HIDDEN
 from hermes_rl.config.policy import holds_secret
 from hermes_rl.errors import HermesRLError
 
@@ -17,7 +17,11 @@ def list_environments(session: AgentSession, _: ListEnvironments) -> dict[str, A
     """The environments found, by their syntax trees: none of their code is run."""
     policy = session.policy()
     found = session.discover(policy)
-    default = default_of(found, policy)
+    default, problem = None, None
+    try:
+        default = default_of(found, policy)
+    except HermesRLError as error:
+        problem = f"The operator's policy selects an environment that cannot be used. {error.message}"
     entries: list[dict[str, Any]] = []
     for environment in found:
         entry: dict[str, Any] = {
@@ -33,6 +37,8 @@ def list_environments(session: AgentSession, _: ListEnvironments) -> dict[str, A
     answer: dict[str, Any] = {"environments": entries, "count": len(entries)}
     if session.selected is not None:
         answer["selected"] = session.selected.name
+    if problem is not None:
+        answer["note"] = problem
     if not entries:
         answer["hint"] = f"Put an Atropos environment file into {session.workspace.environments}."
     return answer
@@ -51,14 +57,14 @@ def select_environment(session: AgentSession, request: SelectEnvironment) -> dic
         "profile": session.profile(policy),
         "next": "rl_get_current_config shows what can be changed; rl_start_training starts a run.",
     }
-    return answer | ({"dropped_edits": dropped} if dropped else {})
+    return answer | ({"dropped_edits": without_secrets(dropped)} if dropped else {})
 
 
 def get_current_config(session: AgentSession, _: GetCurrentConfig) -> dict[str, Any]:
     """The configuration of the next run, tunable and locked apart."""
     policy = session.policy()
     environment, note = session.environment(policy)
-    own_fields: list[CatalogueField] = []
+    own_fields: list[CatalogueField] | None = None
     problem: HermesRLError | None = None
     try:
         own_fields = session.own_fields(environment)
@@ -114,7 +120,7 @@ def edit_config(session: AgentSession, request: EditConfig) -> dict[str, Any]:
     name, value, note = session.edit(request.field, request.value)
     answer: dict[str, Any] = {
         "field": name,
-        "value": value,
+        "value": without_secrets({name: value})[name],
         "source": "edit",
         "next": "Edit another field, or rl_start_training starts a run with this configuration.",
     }

@@ -21,7 +21,12 @@ from typing import Any
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.group_counts import check_group, count_group
-from hermes_rl.environments.redaction import RedactingStream, secrets_in_environment
+from hermes_rl.environments.redaction import (
+    RedactingStream,
+    own_secrets,
+    redacted,
+    secrets_in_config,
+)
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError
 from hermes_rl.parent_watch import watch_parent
 
@@ -180,17 +185,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(argv)
-    secrets = secrets_in_environment((URL_VARIABLE, KEY_VARIABLE))
+    secrets = own_secrets()
     sys.stdout = RedactingStream(sys.stdout, secrets)
     sys.stderr = RedactingStream(sys.stderr, secrets)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     watch_parent()
     try:
         config = RunConfig.from_yaml(options.run_dir / "run.yaml")
+        secrets += secrets_in_config(config)  # whoever redacts has this list
         report = asyncio.run(try_environment(config, options.steps))
     except HermesRLError as error:
         report = {"works": False, "verdict": "The environment does not work.", **error.as_dict()}
-    write_private(options.output, json.dumps(report))
+    write_private(options.output, json.dumps(redacted(report, secrets)))
     return 0
 
 

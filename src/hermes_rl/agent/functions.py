@@ -98,9 +98,15 @@ def rl_check_status(run_id: str | None = None) -> dict[str, Any]:
     return _call("rl_check_status", run_id=run_id)
 
 
-def rl_stop_training(run_id: str) -> dict[str, Any]:
-    """Stop a run and wait until its processes have ended."""
-    return _call("rl_stop_training", run_id=run_id)
+def rl_stop_training(run_id: str, wait_seconds: float | None = None) -> dict[str, Any]:
+    """Stop a run.
+
+    Args:
+        run_id: the run, or the beginning of its id.
+        wait_seconds: longest time to wait until its processes have ended; None waits until they have, 0
+            returns at once with the status ``stopping``.
+    """
+    return _call("rl_stop_training", run_id=run_id, wait_seconds=wait_seconds)
 
 
 def rl_get_results(run_id: str | None = None, max_points: int = 40) -> dict[str, Any]:
@@ -138,9 +144,15 @@ def rl_check_search(search_id: str | None = None) -> dict[str, Any]:
     return _call("rl_check_search", search_id=search_id)
 
 
-def rl_stop_search(search_id: str) -> dict[str, Any]:
-    """Stop a search and its running trials."""
-    return _call("rl_stop_search", search_id=search_id)
+def rl_stop_search(search_id: str, wait_seconds: float | None = None) -> dict[str, Any]:
+    """Stop a search and its running trials.
+
+    Args:
+        search_id: the search, or the beginning of its id.
+        wait_seconds: longest time to wait until they have ended; None waits until they have, 0 returns at
+            once with the state ``stopping``.
+    """
+    return _call("rl_stop_search", search_id=search_id, wait_seconds=wait_seconds)
 
 
 def rl_get_search_results(search_id: str | None = None, limit: int = 20) -> dict[str, Any]:

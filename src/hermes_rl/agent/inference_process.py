@@ -25,6 +25,7 @@ from typing import Any
 from hermes_rl.agent.environment_trial import KEY_VARIABLE, URL_VARIABLE
 from hermes_rl.config import RunConfig, Workspace, write_private
 from hermes_rl.config.policy import ModelEndpoint
+from hermes_rl.environments.redaction import own_secrets, redacted, secrets_in_config, secrets_in_environment
 from hermes_rl.errors import HermesRLError, ServiceError
 from hermes_rl.runs.files import read_json, tail
 from hermes_rl.runs.launch import LaunchRequest, Process, spawn
@@ -84,7 +85,12 @@ class InferenceTest:
             "seconds": round(time.monotonic() - began, 2),
             "models": reports,
         }
-        write_private(self._folder / RESULT, json.dumps(result))
+        write_private(self._folder / RESULT, json.dumps(redacted(result, self._secrets())))
+
+    def _secrets(self) -> list[str]:
+        """What the environment was given, or might have seen, and no answer may say."""
+        keys = [model["api_key_env"] for model in self._models.values() if model and model["api_key_env"]]
+        return secrets_in_environment([*PRIVATE_KEYS, *keys]) + secrets_in_config(self._config)
 
     async def _try(self, name: str, model: dict[str, Any] | None) -> dict[str, Any]:
         if model is None:
@@ -235,7 +241,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         logger.exception("The test failed.")
-        write_private(options.dir / RESULT, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        said = redacted({"error": f"{type(error).__name__}: {error}"}, own_secrets())
+        write_private(options.dir / RESULT, json.dumps(said))
         return 1
     return 0
 

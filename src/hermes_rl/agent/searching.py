@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.agent.arguments import CheckSearch, GetSearchResults, StartSearch, StopSearch
-from hermes_rl.agent.pacing import bounded
+from hermes_rl.agent.pacing import SHORTEST_SECONDS, bounded
+from hermes_rl.agent.patience import within
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.config import check_value, find_profile
+from hermes_rl.config import check_value, find_profile, without_secrets
 from hermes_rl.errors import ConfigError
 
 DEFAULT_PRESET = "article-grid"
@@ -61,7 +62,7 @@ def start_search(session: AgentSession, request: StartSearch) -> dict[str, Any]:
         "space": definition.build_space().describe(),
         "planned_trials": definition.planned_trials(),
         "parallel": definition.parallel,
-        "set_in_every_trial": definition.overrides,
+        "set_in_every_trial": without_secrets(definition.overrides),
         "check_again_in_seconds": 30,
         "next": f"rl_check_search({store.search_id!r})",
     }
@@ -116,6 +117,8 @@ def check_search(session: AgentSession, request: CheckSearch) -> dict[str, Any]:
         "check_again_in_seconds": None,
     }
     if summary.state == "running":
+        if store.stop_file.exists():
+            answer["state"] = "stopping"
         seconds = [record.seconds for record in finished if record.seconds > 0]
         answer["check_again_in_seconds"] = bounded(sum(seconds) / len(seconds) if seconds else 30)
     else:
@@ -124,11 +127,22 @@ def check_search(session: AgentSession, request: CheckSearch) -> dict[str, Any]:
 
 
 def stop_search(session: AgentSession, request: StopSearch) -> dict[str, Any]:
-    """Stop a search; returns when it and its trials have ended."""
+    """Stop a search; returns when it and its trials have ended, or when the caller waits no longer."""
     from hermes_rl.search import drive
 
     store = _open(session, request.search_id)
-    return {"search_id": store.search_id, "state": drive.stop_search(store)}
+    seconds = session.patience if request.wait_seconds is None else request.wait_seconds
+    if store.is_driven():
+        store.stop_file.touch()  # asked for, even if this process ends with its thread
+    state = within(seconds, lambda: drive.stop_search(store), f"stop-{store.search_id}")
+    if state is not None:
+        return {"search_id": store.search_id, "state": state}
+    return {
+        "search_id": store.search_id,
+        "state": "stopping",
+        "check_again_in_seconds": SHORTEST_SECONDS,
+        "next": f"rl_check_search({store.search_id!r})",
+    }
 
 
 def get_search_results(session: AgentSession, request: GetSearchResults) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from hermes_rl.config import (
     find_field,
     load_policy,
 )
-from hermes_rl.errors import ConfigError, EnvironmentFailedError, UnknownEnvironmentError
+from hermes_rl.config.catalogue import own_key
+from hermes_rl.errors import ConfigError, EnvironmentFailedError, HermesRLError, UnknownEnvironmentError
 
 if TYPE_CHECKING:
     from hermes_rl.environments.discovery import DiscoveredEnvironment
@@ -96,6 +97,14 @@ class AgentSession:
         """
         return load_policy(self.workspace)
 
+    def secret_variables(self) -> set[str]:
+        """The environment variables that hold keys of the operator's models, whatever their names."""
+        try:
+            models = self.policy().models.values()
+        except HermesRLError:  # whoever needs the policy says what is wrong with it
+            return set()
+        return {model.api_key_env for model in models if model.api_key_env is not None}
+
     def profile(self, policy: Policy) -> str:
         """The profile of the next run; one that the policy no longer allows gives way to its default."""
         chosen = self._profile
@@ -108,9 +117,12 @@ class AgentSession:
 
     def discover(self, policy: Policy) -> list[DiscoveredEnvironment]:
         """The environments that the policy lets this caller see, broken ones included."""
+        return [e for e in self._discover_all() if policy.allows_environment(e.name)]
+
+    def _discover_all(self) -> list[DiscoveredEnvironment]:
         from hermes_rl.environments.discovery import discover
 
-        return [e for e in discover(self.workspace.environments_dirs) if policy.allows_environment(e.name)]
+        return discover(self.workspace.environments_dirs)
 
     def select(self, name: str, profile: str | None = None) -> dict[str, Any]:
         """Select an environment and begin again from the defaults.
@@ -120,7 +132,7 @@ class AgentSession:
 
         Raises:
             UnknownEnvironmentError: there is none of that name, or its file cannot be used.
-            ConfigError: the policy does not allow the profile.
+            ConfigError: the policy does not allow the profile, or does not fit the environment.
         """
         policy = self.policy()
         environment = _named(name, self.discover(policy))
@@ -130,6 +142,8 @@ class AgentSession:
                 allowed=policy.allowed_profiles,
                 hint="The operator allows profiles in the policy file.",
             )
+        chosen = profile or self.profile(policy)
+        self._check_policy(environment, policy, chosen, {})
         with self._lock:
             dropped = self._edits
             self._environment, self._profile, self._edits = environment, profile or self._profile, {}
@@ -143,10 +157,13 @@ class AgentSession:
 
         Raises:
             UnknownEnvironmentError: there is nothing to select.
+            ConfigError: the policy selects an environment that there is not.
         """
         with self._lock:
             if self._environment is not None and policy.allows_environment(self._environment.name):
                 return self._environment, None
+            if policy.environment is not None:
+                policy.check_environments(environment.name for environment in self._discover_all())
             default = default_of(self.discover(policy), policy)
             if default is None:
                 raise UnknownEnvironmentError(
@@ -189,7 +206,7 @@ class AgentSession:
         self,
         environment: DiscoveredEnvironment,
         policy: Policy,
-        own_fields: Sequence[CatalogueField] = (),
+        own_fields: Sequence[CatalogueField] | None = None,
     ) -> dict[str, FieldInForce]:
         """Every field as it stands for the next run, the environment's own where they are given."""
         with self._lock:
@@ -202,7 +219,7 @@ class AgentSession:
         """Change one tunable field for the next run.
 
         Returns:
-            The field's bare name, the value taken, and the note of :meth:`environment`.
+            What the field is set by, the value taken, and the note of :meth:`environment`.
 
         Raises:
             ConfigError: there is no such field, it is locked, or the value is not allowed, alone or beside
@@ -223,10 +240,10 @@ class AgentSession:
                     hint="Change one of these, or ask the operator to unlock it in the policy file.",
                 )
             checked = check_value(field, value)
-            edits = {**self._edits, field.name: checked}
+            edits = {**self._edits, field.key: checked}
             self._build(environment, policy, edits)
             self._edits = edits
-            return field.name, checked, note
+            return field.key, checked, note
 
     def next_run(self) -> NextRun:
         """The configuration of a run that is started now.
@@ -243,7 +260,8 @@ class AgentSession:
     def _overrides(
         self, environment: DiscoveredEnvironment, policy: Policy, edits: Mapping[str, Any]
     ) -> dict[str, Any]:
-        rules = {**policy.fields, **policy.own_fields.get(environment.name, {})}
+        own_rules = policy.own_fields.get(environment.name, {})
+        rules = {**policy.fields, **{own_key(name): rule for name, rule in own_rules.items()}}
         for name, value in edits.items():
             # The operator may have changed the policy since the edit was made.
             field = policy.field(self.find_field(name, environment), environment.name)
@@ -255,9 +273,25 @@ class AgentSession:
             check_value(field, value)
         return {**{name: rule.value for name, rule in rules.items() if rule.fixes}, **edits}
 
+    def _check_policy(
+        self, environment: DiscoveredEnvironment, policy: Policy, profile: str, edits: Mapping[str, Any]
+    ) -> None:
+        """Check the policy as a whole against the environment, so that no rule of it is passed over.
+
+        Raises:
+            HermesRLError: it names what there is not, or leaves a default outside its bounds.
+        """
+        own_fields: list[CatalogueField] | None = None
+        if policy.own_fields:
+            policy.check_environments(found.name for found in self._discover_all())
+        if environment.name in policy.own_fields:
+            own_fields = self.own_fields(environment)
+        fields_in_force(profile, policy, environment=environment.name, own_fields=own_fields, edits=edits)
+
     def _build(
         self, environment: DiscoveredEnvironment, policy: Policy, edits: Mapping[str, Any]
     ) -> RunConfig:
+        self._check_policy(environment, policy, self.profile(policy), edits)
         overrides = self._overrides(environment, policy, edits)
         seed = overrides.pop("seed", 0)
         return build_run_config(
@@ -270,12 +304,17 @@ class AgentSession:
 
 
 def default_of(found: Sequence[DiscoveredEnvironment], policy: Policy) -> DiscoveredEnvironment | None:
-    """The environment that is selected when nobody selects one: the operator's, ours, or the first."""
+    """The environment that is selected when nobody selects one: the operator's, else ours or the first.
+
+    Raises:
+        UnknownEnvironmentError: the operator's choice cannot be used.
+    """
+    if policy.environment is not None:
+        return _named(policy.environment, found)
     usable = [environment for environment in found if not environment.error]
-    for name in (policy.environment, DEFAULT_ENVIRONMENT):
-        for environment in usable:
-            if environment.name == name:
-                return environment
+    for environment in usable:
+        if environment.name == DEFAULT_ENVIRONMENT:
+            return environment
     return usable[0] if usable else None
 
 

@@ -80,4 +80,4 @@ def call(session: AgentSession, name: str, given: Any = None) -> dict[str, Any]:
             raise HermesRLError(f"There is no tool {name!r}.", allowed=list(TOOLS))
         return tool.work(session, parse(tool.request, {} if given is None else given))
 
-    return answer(work, name)
+    return answer(work, name, session.secret_variables)

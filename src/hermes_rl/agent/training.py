@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl import runs
 from hermes_rl.agent.arguments import CheckStatus, GetResults, ListRuns, StartTraining, StopTraining
-from hermes_rl.agent.pacing import next_look
+from hermes_rl.agent.pacing import SHORTEST_SECONDS, next_look
+from hermes_rl.agent.patience import within
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.config import find_profile
+from hermes_rl.config import find_profile, without_secrets
 
 if TYPE_CHECKING:
     from hermes_rl.runs import RunStatus
@@ -31,7 +32,7 @@ def start_training(session: AgentSession, _: StartTraining) -> dict[str, Any]:
         "profile": config.run.profile,
         "total_steps": config.env.total_steps,
         "wandb_name": config.env.wandb_name,
-        "overrides": planned.overrides,
+        "overrides": without_secrets(planned.overrides),
         "config": str(session.workspace.run_dir(run_id) / "run.yaml"),
         "logs": status.logs,
         "check_again_in_seconds": next_look(status),
@@ -68,12 +69,25 @@ def check_status(session: AgentSession, request: CheckStatus) -> dict[str, Any]:
 
 
 def stop_training(session: AgentSession, request: StopTraining) -> dict[str, Any]:
-    """Stop a run; returns when its processes have ended."""
+    """Stop a run; returns when its processes have ended, or when the caller waits no longer."""
+    workspace = session.workspace
     run_id = run_id_of(session, request.run_id)
-    before = runs.glance(session.workspace, run_id)
+    before = runs.glance(workspace, run_id)
     if before.is_final:
         return _described(before) | {"note": "It had ended already."}
-    return _described(runs.stop(session.workspace, run_id))
+    seconds = session.patience if request.wait_seconds is None else request.wait_seconds
+    now = runs.stop(workspace, run_id, wait=False)
+    if not now.is_final:
+        # In the background it goes on to the end, by force where that is needed.
+        ended = within(seconds, lambda: runs.stop(workspace, run_id), f"stop-{run_id}")
+        now = ended or runs.glance(workspace, run_id)
+    if now.is_final:
+        return _described(now)
+    return _described(now) | {
+        "status": "stopping",
+        "check_again_in_seconds": SHORTEST_SECONDS,
+        "next": f"rl_check_status({run_id!r})",
+    }
 
 
 def get_results(session: AgentSession, request: GetResults) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +15,7 @@ EXIT_RUN_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_TIMEOUT = 124
 EXIT_INTERRUPTED = 130
+_COMMAND = re.compile(r"\bhermes-rl(?= (config|engine|environments|mcp|model|run|search)\b)")
 _WIDTH_OF_A_PIPE = 200
 
 
@@ -34,8 +37,12 @@ def print_error(error: HermesRLError) -> None:
         console.print("[bold]Allowed:[/] ", end="")
         console.print(str(shown), markup=False)
     if error.hint is not None:
+        from hermes_rl.config.invocation import program
+
+        # A hint names commands plainly, because it does not know who reads it.
+        hint = re.sub(_COMMAND, lambda _: shlex.quote(program()), error.hint)
         console.print("[bold]Hint:[/] ", end="")
-        console.print(error.hint, markup=False)
+        console.print(hint, markup=False)
 
 
 def exit_status(error: HermesRLError) -> int:

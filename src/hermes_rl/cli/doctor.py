@@ -26,6 +26,8 @@ def doctor(
     Exit status 1 only when the default path, a run on the embedded model, cannot work.
     """
     from hermes_rl.cli.console import output
+    from hermes_rl.config import Workspace
+    from hermes_rl.config.invocation import command
     from hermes_rl.runs.diagnosis import diagnose
 
     console = output()
@@ -47,5 +49,6 @@ def doctor(
     elif wrong:
         console.print(f"The default path cannot work: {', '.join(wrong)}.", markup=False, soft_wrap=True)
     else:
-        console.print("The default path works: `hermes-rl run start arithmetic_tinker --follow`.")
+        start = command(workspace or Workspace.usual_root(), "run", "start", "arithmetic_tinker", "--follow")
+        console.print(f"The default path works: {start}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if wrong else 0)

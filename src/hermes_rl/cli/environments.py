@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from hermes_rl.cli.console import output
 from hermes_rl.cli.run import JsonOption, WorkspaceOption
+
+if TYPE_CHECKING:
+    from hermes_rl.config import CatalogueField
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -42,26 +46,40 @@ def list_environments(as_json: JsonOption = False, workspace_dir: WorkspaceOptio
 
 @app.command()
 def show(name: str, as_json: JsonOption = False, workspace_dir: WorkspaceOption = None) -> None:
-    """Show an environment and the fields of its own, for `run start --set`."""
+    """Show an environment and the fields of its own, for `run start --set`.
+
+    A field that shares its name with one that every run has is called env.NAME.
+    """
     from hermes_rl.config import Workspace
     from hermes_rl.environments.discovery import find
     from hermes_rl.environments.inspection import environment_fields
 
     workspace = Workspace.resolve(workspace_dir)
     environment = find(workspace.environments_dirs, name)
-    fields = list(environment_fields(workspace, environment))
+    found = list(environment_fields(workspace, environment))
+    fields = [_described(field) for field in found if field.settable]
     if as_json:
-        described = _plain(environment) | {"fields": [_plain(field) for field in fields]}
-        typer.echo(json.dumps(described, indent=2, default=str))
+        typer.echo(json.dumps(_plain(environment) | {"fields": fields}, indent=2, default=str))
         return
     console = output()
     console.print(
         f"{environment.name}: {environment.description or ''}\n{environment.file_path}\n", markup=False
     )
-    table = Table("field", "type", "default", "description", box=None, padding=(0, 2, 0, 0))
+    table = Table("field", "type", "default", "accepts", "description", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
     for field in fields:
-        table.add_row(field.name, str(field.type), str(field.default), field.description or "")
-    console.print(table, markup=False)
+        shown = (field[key] for key in ("name", "type", "default", "allowed", "description"))
+        table.add_row(*(escape(str(value)) for value in shown))
+    console.print(table)
+    if len(fields) < len(found):
+        console.print("\nIts own seed is the run's: --seed.", markup=False)
+
+
+def _described(field: CatalogueField) -> dict[str, Any]:
+    from hermes_rl.config.catalogue import without_secrets
+
+    default = without_secrets({field.key: field.default})[field.key]
+    return _plain(field) | {"name": field.key, "default": default, "allowed": field.allowed()}
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.progress import (
 from hermes_rl import runs
 from hermes_rl.cli.console import number_text, seconds_text
 from hermes_rl.config import Workspace
+from hermes_rl.config.invocation import command
 from hermes_rl.runs.metrics import MetricsFollower, Record
 from hermes_rl.runs.run_status import RunStatus
 
@@ -154,9 +156,8 @@ def print_end(console: Console, status: RunStatus) -> None:
     if status.status == "failed" and status.log_tail and status.guilty_role:
         console.print(f"The last lines of {status.logs.get(status.guilty_role, 'its log')}:", markup=False)
         console.print(status.log_tail, markup=False, style="dim")
-    if status.status == "completed":
-        console.print(f"Results: hermes-rl run results {status.run_id}", markup=False)
-    elif status.status == "failed":
-        console.print(f"Logs: hermes-rl run logs {status.run_id}", markup=False)
-    if status.status in ("failed", "stopped"):
-        console.print(f"Go on: hermes-rl run resume {status.run_id}", markup=False)
+    further = {"completed": {"Results": "results"}, "failed": {"Logs": "logs", "Go on": "resume"}}
+    workspace = Path(status.run_dir).parents[1]
+    for what, verb in further.get(status.status, {"Go on": "resume"}).items():
+        line = f"{what}: {command(workspace, 'run', verb, status.run_id)}"
+        console.print(line, markup=False, soft_wrap=True)

@@ -69,5 +69,6 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
         raise HermesRLError(
-            f"Port {port} cannot be used: {error.strerror or error}.", hint="Leave --port out."
+            f"Port {port} cannot be used: {os.strerror(error.errno) if error.errno else error}.",
+            hint="Choose another with --port, or leave it out: then a free one is picked.",
         ) from error

@@ -26,6 +26,8 @@ from hermes_rl.cli.console import (
 from hermes_rl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hermes_rl.config import RunConfig, Workspace
     from hermes_rl.runs.run_status import RunStatus
 
@@ -92,13 +94,14 @@ def start(
 
     Examples:
 
-        hermes-rl run start letter_count --follow
+        hermes-rl run start arithmetic_tinker --follow
 
-        hermes-rl run start letter_count --set learning_rate=6e-5 --set batch_size=32 --seed 1
+        hermes-rl run start arithmetic_tinker --set learning_rate=6e-5 --set batch_size=32 --seed 1
 
-        hermes-rl run start letter_count --config best.yaml --set total_steps=200
+        hermes-rl run start arithmetic_tinker --config best.yaml --set total_steps=200
     """
     from hermes_rl import runs
+    from hermes_rl.config.invocation import command
 
     workspace = _workspace(workspace_dir)
     overrides = _overrides(config_file, assignments)
@@ -107,9 +110,7 @@ def start(
     if dry_run:
         import yaml
 
-        typer.echo(
-            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False
-        )
+        typer.echo(yaml.safe_dump(config.shown(), sort_keys=False, allow_unicode=True), nl=False)
         return
     run_id = runs.start(
         workspace,
@@ -120,13 +121,19 @@ def start(
     )
     console.print(f"Run {run_id}: {environment}, profile {config.run.profile}, seed {seed}", markup=False)
     if external_environment:
-        console.print(f"Its servers, for your environment: hermes-rl run endpoints {run_id}", markup=False)
+        look = command(workspace, "run", "endpoints", run_id)
+        console.print(f"Its servers, for your environment: {look}", markup=False, soft_wrap=True)
     if follow:
         _follow(workspace, run_id, stop_on_interrupt=not detach_on_interrupt)
     else:
-        console.print(
-            f"Watch it: hermes-rl run watch {run_id}   Stop it: hermes-rl run stop {run_id}", markup=False
-        )
+        _print_next(console, workspace, run_id)
+
+
+def _print_next(console: Console, workspace: Workspace, run_id: str) -> None:
+    from hermes_rl.config.invocation import command
+
+    for what, verb in (("Watch it:", "watch"), ("Stop it: ", "stop")):
+        console.print(f"{what} {command(workspace, 'run', verb, run_id)}", markup=False, soft_wrap=True)
 
 
 def _workspace(path: Path | None) -> Workspace:
@@ -167,6 +174,7 @@ def _follow(workspace: Workspace, run_id: str, *, stop_on_interrupt: bool) -> No
     """Watch a run to its end and leave with the exit status that tells how it ended."""
     from hermes_rl import runs
     from hermes_rl.cli.follow import follow, print_end
+    from hermes_rl.config.invocation import command
 
     console = output()
     try:
@@ -174,15 +182,14 @@ def _follow(workspace: Workspace, run_id: str, *, stop_on_interrupt: bool) -> No
     except KeyboardInterrupt:
         if not stop_on_interrupt:
             console.print(f"\nNo longer watching; run {run_id} goes on.", markup=False)
-            console.print(
-                f"Watch it: hermes-rl run watch {run_id}   Stop it: hermes-rl run stop {run_id}", markup=False
-            )
+            _print_next(console, workspace, run_id)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         console.print(f"\nStopping run {run_id}… (Ctrl-C again stops waiting for it)", markup=False)
         try:
             print_end(console, runs.stop(workspace, run_id))
         except KeyboardInterrupt:
-            console.print(f"Run {run_id} is stopping by itself: hermes-rl run status {run_id}", markup=False)
+            look = command(workspace, "run", "status", run_id)
+            console.print(f"Run {run_id} is stopping by itself: {look}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if status.status != "completed":
         raise typer.Exit(EXIT_RUN_FAILED)
@@ -194,7 +201,12 @@ def resume(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch the run until it ends.")] = False,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """Go on with a run that was stopped or failed, from its last checkpoint."""
+    """Go on with a run that was stopped or failed, from its last checkpoint.
+
+    Example:
+
+        hermes-rl run resume latest --follow
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -206,7 +218,12 @@ def resume(
 
 @app.command()
 def watch(run: RunArgument = "latest", workspace_dir: WorkspaceOption = None) -> None:
-    """Watch a run until it ends. Ctrl-C ends only the watching."""
+    """Watch a run until it ends. Ctrl-C ends only the watching.
+
+    Example:
+
+        hermes-rl run watch latest
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -217,7 +234,14 @@ def watch(run: RunArgument = "latest", workspace_dir: WorkspaceOption = None) ->
 def status(
     run: RunArgument = "latest", as_json: JsonOption = False, workspace_dir: WorkspaceOption = None
 ) -> None:
-    """Show where a run is: steps, metrics, processes, logs."""
+    """Show where a run is: steps, metrics, processes, logs.
+
+    Examples:
+
+        hermes-rl run status
+
+        hermes-rl run status 20261130-2041 --json
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -269,17 +293,26 @@ def list_runs(
     limit: Annotated[int, typer.Option(help="The last N runs; 0 shows all.", min=0)] = 30,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """List runs, the latest last."""
+    """List runs, the latest last.
+
+    Example:
+
+        hermes-rl run list --limit 10
+    """
     from hermes_rl import runs
 
-    found = runs.list_runs(_workspace(workspace_dir), search)
+    workspace = _workspace(workspace_dir)
+    found = runs.list_runs(workspace, search)
     shown = found[-limit:] if limit else found
     if as_json:
         typer.echo(json.dumps([status.model_dump(mode="json") for status in shown], indent=2))
         return
     console = output()
     if not found:
-        console.print("No runs yet. Start one: hermes-rl run start ENVIRONMENT", markup=False)
+        from hermes_rl.config.invocation import command
+
+        start = command(workspace, "run", "start", "ENVIRONMENT")
+        console.print(f"No runs yet. Start one: {start}", markup=False, soft_wrap=True)
         return
     table = Table(
         "run",
@@ -316,7 +349,14 @@ def stop(
     wait: Annotated[bool, typer.Option(help="Return when no process of the run is left.")] = True,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """Stop a run. What it has learned and measured so far is kept."""
+    """Stop a run. What it has learned and measured so far is kept.
+
+    Examples:
+
+        hermes-rl run stop latest
+
+        hermes-rl run stop 20261130-2041 --no-wait
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -336,7 +376,12 @@ def wait(
     timeout: Annotated[float | None, typer.Option(help="Seconds; then exit status 124.")] = None,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """Wait until a run has ended. Exit status 0 if it completed, 1 if it failed or was stopped."""
+    """Wait until a run has ended. Exit status 0 if it completed, 1 if it failed or was stopped.
+
+    Example:
+
+        hermes-rl run wait latest --timeout 600
+    """
     from hermes_rl import runs
     from hermes_rl.cli.follow import print_end
 
@@ -364,7 +409,14 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     workspace_dir: WorkspaceOption = None,
 ) -> None:
-    """Print the log of one of a run's processes."""
+    """Print the log of one of a run's processes.
+
+    Examples:
+
+        hermes-rl run logs latest --follow
+
+        hermes-rl run logs latest --role env --lines 20
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -406,7 +458,14 @@ def _print_log(path: Path, lines: int, follow: bool, is_over: Callable[[], bool]
 def results(
     run: RunArgument = "latest", as_json: JsonOption = False, workspace_dir: WorkspaceOption = None
 ) -> None:
-    """Show what came of a run: final metrics, evaluations, checkpoints, files."""
+    """Show what came of a run: final metrics, evaluations, checkpoints, files.
+
+    Examples:
+
+        hermes-rl run results latest
+
+        hermes-rl run results latest --json
+    """
     from hermes_rl import runs
 
     workspace = _workspace(workspace_dir)
@@ -470,6 +529,10 @@ def endpoints(
     """Print the URLs of a running run's servers, for an environment that you start yourself.
 
     Whoever knows these URLs can use the servers: do not share them.
+
+    Example:
+
+        eval "$(hermes-rl run endpoints latest)"
     """
     from hermes_rl import runs
     from hermes_rl.runs.files import EXTERNAL_CONFIG

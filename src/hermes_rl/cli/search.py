@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hermes_rl.cli.assignments import parse_assignments
 from hermes_rl.cli.console import EXIT_INTERRUPTED, EXIT_RUN_FAILED, output
-from hermes_rl.config import Workspace
+from hermes_rl.config import Workspace, without_secrets
 from hermes_rl.errors import SearchError
 
 app = typer.Typer(no_args_is_help=True, help="Search for good hyperparameters; every trial is a run.")
@@ -88,7 +88,16 @@ def start(
     ] = True,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Start a search. It ends with a ranked table, a report and a ready-to-use configuration."""
+    """Start a search. It ends with a ranked table, a report and a ready-to-use configuration.
+
+    Examples:
+
+        hermes-rl search start --preset article-grid -e arithmetic_tinker
+
+        hermes-rl search start --space learning_rate=log:1e-5..2e-4 --space lora_rank=16,32 --trials 12
+
+        hermes-rl search start my-search.toml --detach
+    """
     from hermes_rl.search.definition import define_search, read_definition_file
     from hermes_rl.search.orchestrator import create_search
     from hermes_rl.search.run_trials import RunTrials
@@ -192,7 +201,8 @@ def _print_plan(console: Console, workspace: Workspace, definition: Any, runner:
     for name, text in space.describe().items():
         console.print(f"  {name}: {text} (default {defaults[name]})", markup=False)
     if definition.overrides:
-        console.print(f"Set in every trial: {format_params(definition.overrides)}", markup=False)
+        shown = without_secrets(definition.overrides)
+        console.print(f"Set in every trial: {format_params(shown)}", markup=False)
     if definition.strategy == "pbt":
         trials = definition.population() + 1
         console.print(
@@ -223,8 +233,8 @@ def _print_plan(console: Console, workspace: Workspace, definition: Any, runner:
 def _drive(console: Console, workspace: Workspace, search_id: str) -> None:
     """Run a search to its end in this process and print what it found."""
     from hermes_rl.cli.search_view import make_view
+    from hermes_rl.config.invocation import command
     from hermes_rl.search.drive import drive
-    from hermes_rl.search.summary import program
 
     for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal stops the trials like Ctrl-C does
         signal.signal(ending, signal.default_int_handler)
@@ -232,9 +242,9 @@ def _drive(console: Console, workspace: Workspace, search_id: str) -> None:
         with make_view(console) as view:
             store = drive(workspace, search_id, view)
     except KeyboardInterrupt:
+        again = command(workspace, "search", "resume", search_id)
         console.print(
-            f"\nStopped; what is finished is kept. Go on with: {program()} search resume {search_id}",
-            markup=False,
+            f"\nStopped; what is finished is kept. Go on with: {again}", markup=False, soft_wrap=True
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if not _print_result(console, store):
@@ -244,8 +254,9 @@ def _drive(console: Console, workspace: Workspace, search_id: str) -> None:
 def _print_result(console: Console, store: Any) -> bool:
     """Print the ranking and what to do next; returns whether there is a result."""
     from hermes_rl.cli.search_view import ranked_table
+    from hermes_rl.config.invocation import command
     from hermes_rl.search.report import sentences, write_report
-    from hermes_rl.search.summary import program, summarize, train_command
+    from hermes_rl.search.summary import summarize, train_command
 
     report = write_report(store)
     summary = summarize(store)
@@ -256,7 +267,7 @@ def _print_result(console: Console, store: Any) -> bool:
         console.print(sentence, markup=False, soft_wrap=True)
     if summary.state != "completed":
         reason = f": {summary.file.reason}" if summary.file.reason else ""
-        again = f"{program()} search resume {store.search_id}"
+        again = command(store.workspace, "search", "resume", store.search_id)
         console.print(
             f"The search is {summary.state}{reason}. Go on with: {again}", markup=False, soft_wrap=True
         )
@@ -272,13 +283,12 @@ def _print_result(console: Console, store: Any) -> bool:
 
 def _detach(console: Console, workspace: Workspace, search_id: str) -> None:
     """Leave the search to a process of its own."""
+    from hermes_rl.config.invocation import command
     from hermes_rl.search.drive import detach
-    from hermes_rl.search.summary import program
 
     detach(workspace, search_id)
-    console.print(
-        f"It goes on by itself. Look at it with: {program()} search status {search_id}", markup=False
-    )
+    look = command(workspace, "search", "status", search_id)
+    console.print(f"It goes on by itself. Look at it with: {look}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -296,7 +306,14 @@ def resume(
     ] = True,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Go on with a search that was interrupted or stopped, or extend one that is done."""
+    """Go on with a search that was interrupted or stopped, or extend one that is done.
+
+    Examples:
+
+        hermes-rl search resume last
+
+        hermes-rl search resume last --replicate 3
+    """
     from hermes_rl.search.drive import extend
     from hermes_rl.search.store import SearchStore
 
@@ -309,7 +326,12 @@ def resume(
 
 @app.command()
 def stop(search_id: SearchArgument, workspace: WorkspaceOption = None) -> None:
-    """Stop a search and its running trials; finished ones are kept."""
+    """Stop a search and its running trials; finished ones are kept.
+
+    Example:
+
+        hermes-rl search stop last
+    """
     from hermes_rl.search.drive import stop_search
     from hermes_rl.search.store import SearchStore
 
@@ -324,7 +346,12 @@ def status(
     limit: Annotated[int, typer.Option(help="The best N trials; 0 shows all.", min=0)] = 30,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Show how a search stands: its running trials and the ranking so far."""
+    """Show how a search stands: its running trials and the ranking so far.
+
+    Example:
+
+        hermes-rl search status last --limit 10
+    """
     from hermes_rl.cli.search_view import ranked_table
     from hermes_rl.search.report import sentences
     from hermes_rl.search.store import SearchStore
@@ -350,7 +377,12 @@ def status(
 
 @app.command("list")
 def list_searches(workspace: WorkspaceOption = None) -> None:
-    """List the workspace's searches, the newest last."""
+    """List the workspace's searches, the newest last.
+
+    Example:
+
+        hermes-rl search list
+    """
     from rich.table import Table
 
     from hermes_rl.cli.console import number_text
@@ -361,9 +393,10 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
     ids = list_search_ids(chosen)
     console = output()
     if not ids:
-        console.print(
-            "There are no searches yet. Start one with: hermes-rl search start --preset article-grid -e ENV"
-        )
+        from hermes_rl.config.invocation import command
+
+        start = command(chosen, "search", "start", "--preset", "article-grid")
+        console.print(f"There are no searches yet. Start one with: {start}", markup=False, soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("search", "environment", "strategy", "state", "trials", "best"):
@@ -384,7 +417,12 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Write the report (HTML, Markdown, JSON, CSV); also while the search runs."""
+    """Write the report (HTML, Markdown, JSON, CSV); also while the search runs.
+
+    Example:
+
+        hermes-rl search report last --open
+    """
     from hermes_rl.search.report import write_report
     from hermes_rl.search.store import SearchStore
 
@@ -400,7 +438,12 @@ def results(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Print what a search found."""
+    """Print what a search found.
+
+    Example:
+
+        hermes-rl search results last --json
+    """
     from hermes_rl.search.report import as_json as results_as_json
     from hermes_rl.search.store import SearchStore
     from hermes_rl.search.summary import summarize
@@ -414,7 +457,12 @@ def results(
 
 @app.command()
 def sweep(search_id: SearchArgument = "last", workspace: WorkspaceOption = None) -> None:
-    """Print a search as a W&B sweep file."""
+    """Print a search as a W&B sweep file.
+
+    Example:
+
+        hermes-rl search sweep last > sweep.yaml
+    """
     import yaml
 
     from hermes_rl.search.store import SearchStore

@@ -1,6 +1,6 @@
 """Configuration: the catalogue of fields, model profiles, the workspace and a run's YAML."""
 
-from hermes_rl.config.catalogue import FIELDS, CatalogueField, check_value, find_field
+from hermes_rl.config.catalogue import FIELDS, CatalogueField, check_value, find_field, without_secrets
 from hermes_rl.config.policy import (
     FieldInForce,
     FieldRule,
@@ -61,5 +61,6 @@ __all__ = [
     "policy_path",
     "read_overrides",
     "read_policy",
+    "without_secrets",
     "write_private",
 ]

@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "tinker": TinkerSection,
 }
 """Section name → model, in the order in which a run's YAML has them."""
+
+
+_MOST_CHOICES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class CatalogueField:
         pattern: regular expression that a string must match.
         multiple_of: number that a number must be a multiple of.
         own: whether the field is the environment's own rather than the catalogue's.
+        items: what each element of a list, or each value of a mapping, must be; None when that is open.
     """
 
     name: str
@@ -70,11 +74,25 @@ class CatalogueField:
     pattern: str | None = None
     multiple_of: float | None = None
     own: bool = False
+    items: CatalogueField | None = None
+
+    @property
+    def key(self) -> str:
+        """What the field is set by: its name, with its section where the catalogue has that name too."""
+        return own_key(self.name) if self.own else self.name
+
+    @property
+    def settable(self) -> bool:
+        """Whether it can be set by itself: an environment's own ``seed`` follows the run's."""
+        return not (self.own and (self.name == "seed" or self.name in EnvSection.model_fields))
 
     def allowed(self) -> str:
         """What the field accepts, as a person reads it: ``"a number from 0 to 1"``."""
         if self.choices is not None:
-            text = "one of " + ", ".join(repr(choice) for choice in self.choices)
+            shown = [repr(choice) for choice in self.choices[:_MOST_CHOICES_SHOWN]]
+            text = "one of " + ", ".join(shown)
+            if len(self.choices) > len(shown):
+                text += f" … ({len(self.choices)} in all)"
         elif self.type in ("int", "float"):
             noun = "a whole number" if self.type == "int" else "a number"
             low = (
@@ -102,6 +120,12 @@ class CatalogueField:
                 text += f" that matches {self.pattern}"
         else:
             text = {"list": "a list", "dict": "a mapping"}[self.type]
+            if self.items is not None:
+                text += f", each {'' if self.type == 'list' else 'value '}{self.items.allowed()}"
+            if self.min_length is not None:
+                text += f", at least {self.min_length} long"
+            if self.max_length is not None:
+                text += f", at most {self.max_length} long"
         return text + (" or null" if self.optional else "")
 
 
@@ -174,27 +198,62 @@ FIELDS: dict[str, CatalogueField] = {
 """Bare name → field, over all sections. No two sections share a name."""
 
 
+_SECRET = re.compile(r"(^|_)(api_?key|key|secret|password|credentials?|(auth|access|hf|bearer)_token)$")
+HIDDEN = "<secret>"
+"""Stands where a secret was."""
+
+
+def names_secret(name: str) -> bool:
+    """Whether a field, by its name, is an environment's own for a key or a password."""
+    return names_own_field(name) and _SECRET.search(name.rpartition(".")[2].lower()) is not None
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of fields, by name, to be shown: those that hold secrets are replaced by ``<secret>``."""
+    return {name: HIDDEN if value and names_secret(name) else value for name, value in values.items()}
+
+
+def own_key(name: str) -> str:
+    """What an environment's own field is set by: ``env.NAME`` where the catalogue has that name too."""
+    return f"env.{name}" if name in FIELDS else name
+
+
+def names_own_field(name: str) -> bool:
+    """Whether a name, bare or sectioned, can only mean a field of an environment's own."""
+    section, _, bare = name.rpartition(".")
+    field = FIELDS.get(bare)
+    return field is None or (section == "env" and field.section != "env")
+
+
 def find_field(name: str, own_fields: dict[str, CatalogueField] | None = None) -> CatalogueField:
     """The field called ``name``, bare (``learning_rate``) or sectioned (``tinker.learning_rate``).
 
     Args:
         name: the field.
-        own_fields: the environment's own fields, looked at after the catalogue's.
+        own_fields: the environment's own fields by their names. One that shares its name with a field of the
+            catalogue is meant by ``env.NAME`` only.
 
     Raises:
         ConfigError: there is no such field; names the closest ones.
     """
     section, dot, bare = name.rpartition(".")
-    known = {**(own_fields or {}), **FIELDS}
-    found = known.get(bare)
+    own = {field.key: field for field in (own_fields or {}).values() if field.settable}
+    known = {**own, **FIELDS}
+    found = own.get(name) or known.get(bare)
     if found is not None and (not dot or section == found.section):
         return found
+    if found is not None and bare == "seed":
+        raise ConfigError(
+            f"There is no field {name!r}: an environment's own seed follows the run's.",
+            hint="`hermes-rl run start --seed N` sets that.",
+        )
     if found is not None:
         raise ConfigError(
             f"There is no field {name!r}: {bare!r} belongs to section {found.section!r}.",
             hint=f"Use {bare!r} or '{found.section}.{bare}'.",
         )
-    close = difflib.get_close_matches(bare, known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = close or difflib.get_close_matches(bare, known, n=3, cutoff=0.6)
     raise ConfigError(
         f"There is no field called {name!r}.",
         allowed=close or sorted(known),
@@ -207,14 +266,27 @@ _LARGEST_EXACT_INTEGER = 2**53
 
 
 def _refuse(field: CatalogueField, value: Any) -> ConfigError:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
+    allowed: Any = field.allowed()
+    if field.choices is not None and len(field.choices) > _MOST_CHOICES_SHOWN:
+        names = [str(choice) for choice in field.choices]
+        allowed = difflib.get_close_matches(value, names) if isinstance(value, str) else None
+        allowed = allowed or names
     return ConfigError(
-        f"{field.name} cannot be {shown}.",
-        allowed=field.allowed(),
-        hint=f"{field.name}: {field.description}" if field.description else None,
+        f"{field.key} cannot be {_shown(field, value)}.",
+        allowed=allowed,
+        hint=f"{field.key}: {field.description}" if field.description else None,
     )
+
+
+def _shown(field: CatalogueField, value: Any) -> str:
+    """A value that was refused, as a message says it."""
+    if field.own and names_secret(field.key):
+        return "what was given"
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # Python writes no integer of more than some thousand digits
+        return f"a {type(value).__name__} that is too large to be shown"
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _to_number(field: CatalogueField, value: Any) -> float | int:
@@ -255,11 +327,27 @@ def _to_container(field: CatalogueField, value: Any) -> Any:
         raise _refuse(field, value)
     try:
         checked = json.loads(json.dumps(value, allow_nan=False))
-        if field.own:  # what it may hold is the environment's to say
-            return checked
+        if field.own:
+            return _check_items(field, checked)
         annotation: Any = SECTIONS[field.section].model_fields[field.name].annotation
         return TypeAdapter(annotation).validate_python(checked, strict=True)
     except (TypeError, ValueError, RecursionError):  # pydantic's errors are ValueErrors
+        raise _refuse(field, value) from None
+
+
+def _check_items(field: CatalogueField, value: Any) -> Any:
+    """A list or mapping whose length and elements are allowed."""
+    too_short = field.min_length is not None and len(value) < field.min_length
+    too_long = field.max_length is not None and len(value) > field.max_length
+    if too_short or too_long:
+        raise _refuse(field, value)
+    if field.items is None:  # what it may hold is the environment's to say
+        return value
+    try:
+        if field.type == "dict":
+            return {name: check_value(field.items, item) for name, item in value.items()}
+        return [check_value(field.items, item) for item in value]
+    except ConfigError:
         raise _refuse(field, value) from None
 
 

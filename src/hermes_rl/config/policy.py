@@ -7,18 +7,26 @@ own commands (``hermes-rl run``, ``hermes-rl search``) are not bound by it.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hermes_rl.config.catalogue import FIELDS, CatalogueField, check_value, find_field
+from hermes_rl.config.catalogue import (
+    FIELDS,
+    HIDDEN,
+    CatalogueField,
+    check_value,
+    find_field,
+    names_secret,
+)
 from hermes_rl.config.profiles import DEFAULT_PROFILE, find_profile
 from hermes_rl.config.workspace import Workspace
 from hermes_rl.errors import ConfigError
@@ -26,7 +34,6 @@ from hermes_rl.errors import ConfigError
 POLICY_VARIABLE = "HERMES_RL_POLICY"
 POLICY_FILE = "policy.toml"
 
-_SECRET = re.compile(r"(^|_)(api_?key|key|secret|password|credentials?|(auth|access|hf|bearer)_token)$")
 _INFRASTRUCTURE = re.compile(r"(^|_)(url|uri|host|port|path|paths|dir|dirs|directory|file|files|folder)$")
 
 Source = Literal["default", "profile", "policy", "edit"]
@@ -35,7 +42,7 @@ Source = Literal["default", "profile", "policy", "edit"]
 
 def holds_secret(field: CatalogueField) -> bool:
     """Whether an environment's own field is, by its name, for a key or a password."""
-    return field.own and _SECRET.search(field.name.lower()) is not None
+    return field.own and names_secret(field.key)
 
 
 def locked_by_nature(field: CatalogueField) -> bool:
@@ -168,6 +175,35 @@ class Policy(BaseModel):
         """Whether the agent sees the environment of that name."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.environments)
 
+    def check_environments(self, names: Iterable[str]) -> None:
+        """Refuse a policy that speaks of environments that there are not.
+
+        Args:
+            names: every environment that was found.
+
+        Raises:
+            ConfigError: it selects one, or has rules for one, that is not among them, or it selects one that
+                it hides.
+        """
+        known = sorted(names)
+        unknown = [name for name in self.own_fields if name not in known]
+        if unknown:
+            raise ConfigError(
+                f"The policy has rules under [own_fields.{unknown[0]}], and there is no such environment.",
+                allowed=difflib.get_close_matches(unknown[0], known) or known,
+                hint="Rules that name no environment would bind nothing: put the name right.",
+            )
+        if self.environment is not None and self.environment not in known:
+            raise ConfigError(
+                f"The policy selects the environment {self.environment!r}, and there is none of that name.",
+                allowed=difflib.get_close_matches(self.environment, known) or known,
+            )
+        if self.environment is not None and not self.allows_environment(self.environment):
+            raise ConfigError(
+                f"The policy selects the environment {self.environment!r} and hides it from the agent.",
+                hint="Add it to environments.",
+            )
+
     def rule(self, field: CatalogueField, environment: str | None = None) -> FieldRule:
         """The rule for a field; an empty one when the policy says nothing."""
         rules = self.own_fields.get(environment or "", {}) if field.own else self.fields
@@ -249,8 +285,8 @@ def fields_in_force(
     policy: Policy,
     *,
     environment: str | None = None,
-    own_fields: Iterable[CatalogueField] = (),
-    edits: dict[str, Any] | None = None,
+    own_fields: Iterable[CatalogueField] | None = None,
+    edits: Mapping[str, Any] | None = None,
 ) -> dict[str, FieldInForce]:
     """Every field that a run can be told, with the value in force.
 
@@ -258,7 +294,8 @@ def fields_in_force(
         profile: name of the profile.
         policy: the operator's policy.
         environment: name of the environment, for the rules about its own fields.
-        own_fields: the environment's own fields.
+        own_fields: the environment's own fields; None when they are not known, and then the rules about
+            them are not looked at.
         edits: field name → value, already checked.
 
     Raises:
@@ -266,12 +303,13 @@ def fields_in_force(
             does not have, or leaves the default outside its own bounds.
     """
     profile_values = find_profile(profile).values
-    own = [field for field in own_fields if field.name not in FIELDS]
+    own = [field for field in own_fields or () if field.settable]
     unknown = set(policy.own_fields.get(environment or "", {})) - {field.name for field in own}
-    if own and unknown:
+    if own_fields is not None and unknown:
         raise ConfigError(
             f"The policy names fields that {environment} does not have: {', '.join(sorted(unknown))}.",
-            allowed=sorted(field.name for field in own),
+            allowed=sorted(field.name for field in own) or f"{environment} has no fields of its own",
+            hint=f"Put it right under [own_fields.{environment}] in the policy file.",
         )
     found: dict[str, FieldInForce] = {}
     for original in [*FIELDS.values(), *own]:
@@ -281,16 +319,16 @@ def fields_in_force(
         field = rule.applied_to(original)
         source: Source = "default"
         value = field.default
-        if field.name in profile_values:
+        if not field.own and field.name in profile_values:
             value, source = profile_values[field.name], "profile"
         if rule.fixes:
             value, source = check_value(field, rule.value), "policy"
-        elif field != original and (field.own is False or value is not None):
+        elif replace(field, locked=original.locked) != original and not (field.own and value is None):
             _check_default(field, value)
         default = value
-        if edits and field.name in edits:
-            value, source = edits[field.name], "edit"
-        found[field.name] = FieldInForce(field, value, default, source)
+        if edits and field.key in edits:
+            value, source = edits[field.key], "edit"
+        found[field.key] = FieldInForce(field, value, default, source)
     return found
 
 
@@ -298,8 +336,9 @@ def _check_default(field: CatalogueField, value: Any) -> None:
     try:
         check_value(field, value)
     except ConfigError as error:
+        shown = HIDDEN if holds_secret(field) else repr(value)
         raise ConfigError(
-            f"The policy's bounds for {field.name} leave out its default, {value!r}.",
+            f"The policy's bounds for {field.key} leave out its default, {shown}.",
             allowed=error.allowed,
             hint="Give the field a value in the policy too.",
         ) from error

@@ -12,7 +12,16 @@ from typing import Any, Protocol
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hermes_rl.config.catalogue import FIELDS, CatalogueField, check_value, find_field
+from hermes_rl.config.catalogue import (
+    FIELDS,
+    CatalogueField,
+    check_value,
+    find_field,
+    names_own_field,
+    names_secret,
+    own_key,
+    without_secrets,
+)
 from hermes_rl.config.profiles import DEFAULT_PROFILE, find_profile
 from hermes_rl.config.sections import EnvSection, OpenAISection, RunSection, TinkerSection
 from hermes_rl.config.workspace import checked_name
@@ -33,8 +42,8 @@ class EnvironmentReference(Protocol):
 class RunConfig(BaseModel):
     """Everything that one run is told, in the sections of its YAML.
 
-    No URL with a capability and no key is ever part of it: those reach the processes of the run as
-    environment variables.
+    No URL with a capability and no key of ours is ever part of it: those reach the processes of the run as
+    environment variables. A key that an environment's own field holds is; only the run's YAML says it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -47,12 +56,22 @@ class RunConfig(BaseModel):
     testing: bool = False
 
     def value(self, name: str) -> Any:
-        """The value of a catalogue field, or of the environment's own field, by its bare name."""
-        field = FIELDS.get(name)
-        if field is None:
-            return (self.env.model_extra or {}).get(name)
+        """The value of a catalogue field, or of the environment's own, by what it is set by."""
+        if names_own_field(name):
+            return (self.env.model_extra or {}).get(name.rpartition(".")[2])
+        field = FIELDS[name]
         section = self.openai[0] if field.section == "openai" else getattr(self, field.section)
         return getattr(section, name)
+
+    def shown(self) -> dict[str, Any]:
+        """All of it as plain data to be shown, the environment's own secrets replaced by ``<secret>``."""
+        data = self.model_dump(mode="json")
+        return data | {"env": without_secrets(data["env"])}
+
+    def secrets(self) -> list[str]:
+        """The values of the environment's own fields that are, by their names, for keys and passwords."""
+        own = self.env.model_extra or {}
+        return [str(value) for name, value in own.items() if value and names_secret(own_key(name))]
 
     def to_yaml(self, path: Path) -> None:
         """Write the configuration atomically, readable by its owner only."""
@@ -124,7 +143,10 @@ def read_overrides(path: Path) -> dict[str, Any]:
         if name == "run":
             continue
         if name in ("env", "openai", "tinker") and isinstance(value, dict):
-            overrides.update(value)
+            for inner, given in value.items():
+                # A field of the environment's own may share its name with one of another section.
+                known = FIELDS.get(inner)
+                overrides[inner if known is None or known.section == name else f"{name}.{inner}"] = given
         elif name not in ("slurm", "testing"):
             overrides[name] = value
     return overrides
@@ -156,14 +178,19 @@ def build_run_config(
     """
     values: dict[str, Any] = dict(find_profile(profile).values)
     own: dict[str, CatalogueField] = {}
-    unknown = [name for name in overrides or {} if name.rpartition(".")[2] not in FIELDS]
+    unknown = [name for name in overrides or {} if names_own_field(name)]
     if unknown and own_fields is not None:
         own = {field.name: field for field in own_fields()}
     own_values: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         field = find_field(name, own)
         if field.section == "run":
-            raise ConfigError(f"{field.name} is set when the run is created and cannot be overridden.")
+            raise ConfigError(
+                f"{field.name} is set when the run is created and cannot be overridden.",
+                hint="`hermes-rl run start --seed N` sets it; an environment's own seed follows it."
+                if field.name == "seed"
+                else None,
+            )
         (own_values if field.own else values)[field.name] = check_value(field, value)
     run_id = checked_name(run_id or new_run_id())
     if values.get("wandb_name") is None:

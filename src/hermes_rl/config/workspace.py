@@ -43,21 +43,25 @@ class Workspace:
         Raises:
             WorkspaceError: the folder cannot be made or written to.
         """
-        chosen = path or os.environ.get(WORKSPACE_VARIABLE)
-        if chosen:
-            root = Path(chosen).expanduser()
-        else:
-            root = next(
-                (
-                    folder / WORKSPACE_NAME
-                    for folder in _upwards(Path.cwd())
-                    if (folder / WORKSPACE_NAME / "tinker_atropos" / "environments").is_dir()
-                ),
-                Path.home() / ".hermes" / "rl",
-            )
+        root = Path(path).expanduser() if path else cls.usual_root()
         workspace = cls(root.resolve())
         workspace._make()
         return workspace
+
+    @staticmethod
+    def usual_root() -> Path:
+        """The folder of the workspace that is used from here when none is named; it need not exist."""
+        configured = os.environ.get(WORKSPACE_VARIABLE)
+        if configured:
+            return Path(configured).expanduser()
+        return next(
+            (
+                folder / WORKSPACE_NAME
+                for folder in _upwards(Path.cwd())
+                if (folder / WORKSPACE_NAME / "tinker_atropos" / "environments").is_dir()
+            ),
+            Path.home() / ".hermes" / "rl",
+        )
 
     def _make(self) -> None:
         try:

@@ -8,18 +8,24 @@ is listed with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from hermes_rl.environments.syntax import ParsedClass, ParsedFile, parse_file
 from hermes_rl.errors import UnknownEnvironmentError
 
 _ABSTRACT_IN_BASE_ENV = frozenset({"get_next_item", "evaluate"})
+_NO_ANCESTORS = frozenset({"ABC", "Generic", "Protocol", "object"})
 _MOST_FILES = 5000
+_MOST_STEPS = 50_000
+"""Names that are followed for one file; those of people take some dozens."""
+_LONGEST_NAME = 1000
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 
 
@@ -57,16 +63,19 @@ def discover(folders: Sequence[Path]) -> list[DiscoveredEnvironment]:
             broken = DiscoveredEnvironment(path.stem, "", path, "", f"{path.name} {parsed.error}.")
             found.append((broken, path.stem))
             continue
-        chains = {name: symbols.chain(path, name) for name in parsed.classes}
+        try:
+            lineages = {name: symbols.lineage(path, name) for name in parsed.classes}
+        except _TooEntangledError:
+            reason = f"{path.name} is too entangled: its classes and names lead on and on."
+            found.append((DiscoveredEnvironment(path.stem, "", path, "", reason), path.stem))
+            continue
         usable = [
             name
-            for name, chain in chains.items()
-            if chain is not None and not (_missing(chain) and symbols.has_subclass(path, name))
+            for name, lineage in lineages.items()
+            if lineage.reaches and not (_missing(lineage) and symbols.has_subclass(path, name))
         ]
         for name in usable:
-            chain = chains[name]
-            assert chain is not None
-            found.append((_describe(path, parsed, chain, alone=len(usable) == 1), name))
+            found.append((_describe(path, parsed, lineages[name], alone=len(usable) == 1), name))
     return sorted(_with_unique_names(found), key=lambda one: (one.name.lower(), str(one.file_path)))
 
 
@@ -142,6 +151,37 @@ def _python_files(folders: Iterable[Path]) -> Iterator[Path]:
                 yield path
 
 
+_Meaning = tuple[Path, str] | Literal["BaseEnv"]
+"""What a name can mean: a class of these files, by file and name, or ``BaseEnv``."""
+
+
+class _Reference(NamedTuple):
+    """A name in a file. The class ``skip`` of that file is not meant: its own bases are asked for."""
+
+    path: Path
+    dotted: str
+    skip: str | None = None
+
+
+@dataclass(frozen=True)
+class _Lineage:
+    """A class and what it inherits from.
+
+    Attributes:
+        classes: itself and its ancestors below ``BaseEnv``, each after those that it overrides.
+        reaches: whether they lead to ``BaseEnv``.
+        complete: whether every base could be followed.
+    """
+
+    classes: list[ParsedClass]
+    reaches: bool
+    complete: bool
+
+
+class _TooEntangledError(Exception):
+    """Following the names of one file takes too many steps."""
+
+
 class _Symbols:
     """What names mean across a set of files."""
 
@@ -152,89 +192,115 @@ class _Symbols:
             parts = list(path.parts[:-1]) if path.stem == "__init__" else [*path.parts[:-1], path.stem]
             for start in range(max(0, len(parts) - 6), len(parts)):
                 self._modules.setdefault(".".join(parts[start:]), []).append(path)
+        self._resolved: dict[_Reference, _Meaning | None] = {}
+        self._steps = dict.fromkeys(files, 0)
         self._extended: set[tuple[Path, str]] = set()
         for path, parsed in files.items():
-            for name, cls in parsed.classes.items():
-                for base in cls.bases:
-                    target = self._resolve(path, base, frozenset()) if base else None
-                    if isinstance(target, tuple) and target != (path, name):
-                        self._extended.add(target)
+            with contextlib.suppress(_TooEntangledError):  # which is said when its classes are looked at
+                for name, cls in parsed.classes.items():
+                    for base in cls.bases:
+                        target = self._resolve(path, _Reference(path, base)) if base else None
+                        if isinstance(target, tuple) and target != (path, name):
+                            self._extended.add(target)
 
     def has_subclass(self, path: Path, name: str) -> bool:
         """Whether another class of these files extends this one."""
         return (path, name) in self._extended
 
-    def chain(self, path: Path, name: str) -> list[ParsedClass | None] | None:
-        """The class and its ancestors below ``BaseEnv``, nearest first; None when it does not lead there.
+    def lineage(self, path: Path, name: str) -> _Lineage:
+        """A class and its ancestors below ``BaseEnv``.
 
-        A base that cannot be followed is None in the list.
+        Raises:
+            _TooEntangledError: following the names of this file takes too many steps.
         """
-        found = self._ancestors(path, name, frozenset())
-        return found[0] if found[1] else None
-
-    def _ancestors(
-        self, path: Path, name: str, seen: frozenset[tuple[Path, str]]
-    ) -> tuple[list[ParsedClass | None], bool]:
-        if (path, name) in seen:
-            return [], False
-        cls = self._files[path].classes[name]
-        chain: list[ParsedClass | None] = [cls]
-        reaches = False
-        for base in cls.bases:
-            target = self._resolve(path, base, frozenset(), skip=name) if base else None
-            if target == "BaseEnv":
-                reaches = True
-            elif isinstance(target, tuple):
-                inherited, leads = self._ancestors(*target, seen | {(path, name)})
-                chain.extend(inherited)
-                reaches = reaches or leads
-            elif base and base.rpartition(".")[2] in ("ABC", "Generic", "Protocol", "object"):
+        classes: list[ParsedClass] = []
+        reaches, complete = False, True
+        seen: set[tuple[Path, str]] = set()
+        pending = [((path, name), False)]
+        while pending:
+            place, bases_done = pending.pop()
+            file, cls = place[0], self._files[place[0]].classes[place[1]]
+            if bases_done:
+                classes.append(cls)
+            if bases_done or place in seen:
                 continue
-            else:
-                chain.append(None)
-        return chain, reaches
+            seen.add(place)
+            pending.append((place, True))
+            for base in cls.bases:  # the last of them is followed first, so that the first overrides it
+                target = self._resolve(path, _Reference(file, base, skip=cls.name)) if base else None
+                if target == "BaseEnv":
+                    reaches = True
+                elif isinstance(target, tuple):
+                    pending.append((target, False))
+                elif base is None or base.rpartition(".")[2] not in _NO_ANCESTORS:
+                    complete = False
+        return _Lineage(classes, reaches, complete)
 
-    def _resolve(
-        self, path: Path, dotted: str, seen: frozenset[tuple[Path, str]], skip: str | None = None
-    ) -> tuple[Path, str] | str | None:
-        """A class of these files as (path, name), ``"BaseEnv"``, or None."""
-        if (path, dotted) in seen or path not in self._files:
-            return None
-        seen = seen | {(path, dotted)}
+    def _resolve(self, asking: Path, start: _Reference) -> _Meaning | None:
+        """What a name means, None when that cannot be followed; ``asking`` is the file that pays the steps.
+
+        Raises:
+            _TooEntangledError: that file has taken too many.
+        """
+        pending: list[_Reference | _Meaning] = [start]
+        seen: set[_Reference] = set()
+        branched = False
+        meaning: _Meaning | None = None
+        while pending and meaning is None:
+            reference = pending.pop()
+            if not isinstance(reference, _Reference):
+                meaning = reference
+                break
+            self._steps[asking] += 1
+            if self._steps[asking] > _MOST_STEPS:
+                raise _TooEntangledError
+            if reference in self._resolved:
+                meaning = self._resolved[reference]
+            elif reference not in seen and len(reference.dotted) <= _LONGEST_NAME:
+                seen.add(reference)
+                further = self._step(reference)
+                branched = branched or len(further) > 1
+                pending.extend(reversed(further))
+        # All names on the way mean the same, unless there were several ways.
+        for reference in [start] if branched else seen:
+            self._resolved[reference] = meaning
+        return meaning
+
+    def _step(self, reference: _Reference) -> list[_Reference | _Meaning]:
+        """What a name means by its file alone: that, or where to look further, in this order."""
+        path, dotted, skip = reference
+        if path not in self._files:
+            return []
         parsed = self._files[path]
         head, _, rest = dotted.partition(".")
         if not rest and head in parsed.classes and head != skip:
-            return path, head
+            return [(path, head)]
         if head in parsed.names:
-            meaning = parsed.names[head]
+            meaning = parsed.names[head] + (f".{rest}" if rest else "")
             if meaning.startswith("="):
-                return self._resolve(path, meaning[1:] + (f".{rest}" if rest else ""), seen, skip)
-            return self._resolve_absolute(path, meaning + (f".{rest}" if rest else ""), seen)
-        for module in parsed.stars:
-            joint = "" if module.endswith(".") else "."
-            target = self._resolve_absolute(path, f"{module}{joint}{dotted}", seen)
-            if target is not None:
-                return target
-        return None
+                return [_Reference(path, meaning[1:], skip)]
+            return self._step_absolute(path, meaning)
+        joints = ((module, "" if module.endswith(".") else ".") for module in parsed.stars)
+        return [
+            there for module, dot in joints for there in self._step_absolute(path, f"{module}{dot}{dotted}")
+        ]
 
-    def _resolve_absolute(
-        self, path: Path, dotted: str, seen: frozenset[tuple[Path, str]]
-    ) -> tuple[Path, str] | str | None:
+    def _step_absolute(self, path: Path, dotted: str) -> list[_Reference | _Meaning]:
         if dotted.startswith("atroposlib."):
-            return "BaseEnv" if dotted.endswith(".BaseEnv") else None
+            return ["BaseEnv"] if dotted.endswith(".BaseEnv") else []
         module, _, name = dotted.rpartition(".")
         while module.strip("."):
             target = self._module_file(path, module)
             if target is not None:
-                return self._resolve(target, name, seen)
+                return [_Reference(target, name)]
             module, _, head = module.rpartition(".")
             name = f"{head}.{name}"
         if dotted.startswith("."):
             # ``from . import x`` names a module or a name of the package itself.
             target = self._module_file(path, "." * (len(dotted) - len(dotted.lstrip("."))))
             if target is not None:
-                return self._resolve(target, dotted.lstrip("."), seen)
-        return None
+                return [_Reference(target, dotted.lstrip("."))]
+        return []
 
     def _module_file(self, importer: Path, module: str) -> Path | None:
         level = len(module) - len(module.lstrip("."))
@@ -252,25 +318,20 @@ class _Symbols:
         return candidates[0] if candidates else None
 
 
-def _missing(chain: list[ParsedClass | None]) -> list[str]:
-    """Abstract methods that no class of the chain implements."""
-    abstract = set(_ABSTRACT_IN_BASE_ENV)
-    if None in chain:
-        # A base outside these folders may implement them.
-        abstract.clear()
-    for cls in reversed([cls for cls in chain if cls is not None]):
+def _missing(lineage: _Lineage) -> list[str]:
+    """Abstract methods that no class of a lineage implements."""
+    # A base outside these folders may implement BaseEnv's.
+    abstract = set(_ABSTRACT_IN_BASE_ENV if lineage.complete else ())
+    for cls in lineage.classes:
         abstract -= cls.defined
         abstract |= cls.abstract
     return sorted(abstract)
 
 
-def _describe(
-    path: Path, parsed: ParsedFile, chain: list[ParsedClass | None], *, alone: bool
-) -> DiscoveredEnvironment:
-    cls = chain[0]
-    assert cls is not None
+def _describe(path: Path, parsed: ParsedFile, lineage: _Lineage, *, alone: bool) -> DiscoveredEnvironment:
+    cls = lineage.classes[-1]
     name = cls.label or (path.stem if alone and path.stem != "__init__" else _snake_case(cls.name))
-    missing = _missing(chain)
+    missing = _missing(lineage)
     error = f"{cls.name} is abstract: it does not define {' and '.join(missing)}." if missing else None
     return DiscoveredEnvironment(
         name=re.sub(r"[^\w.-]+", "_", name.strip())[:100],

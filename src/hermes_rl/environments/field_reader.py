@@ -58,6 +58,9 @@ def _plain_default(info: Any) -> Any:
 
 def _describe(name: str, info: Any, default: Any) -> dict[str, Any]:
     kind, optional, choices = _read_type(info.annotation)
+    extra = info.json_schema_extra
+    if choices is None and isinstance(extra, dict) and isinstance(extra.get("enum"), list | tuple):
+        choices = list(extra["enum"])  # as JSON schema calls the values that a field accepts
     return {
         "name": name,
         "section": "env",
@@ -67,7 +70,57 @@ def _describe(name: str, info: Any, default: Any) -> dict[str, Any]:
         "description": " ".join((info.description or "").split()),
         "choices": choices,
         "own": True,
+        **_read_items(name, info.annotation),
         **bounds_of(info.metadata),
+    }
+
+
+def _read_items(name: str, annotation: Any) -> dict[str, Any]:
+    """What the elements of a list or the values of a mapping must be, as far as a type says it."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _read_items(name, typing.get_args(annotation)[0])
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        inner = [one for one in arguments if one is not type(None)]
+        return _read_items(name, inner[0]) if len(inner) == 1 else {}
+    if origin in (list, set, frozenset) and len(arguments) == 1:
+        return {"items": _element(name, arguments[0])}
+    if origin is dict and arguments[0] is str:
+        return {"items": _element(name, arguments[1])}
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return {"items": _element(name, arguments[0])}
+    if origin is tuple and arguments:
+        item = _element(name, arguments[0]) if len(set(arguments)) == 1 else None
+        return {"items": item, "min_length": len(arguments), "max_length": len(arguments)}
+    return {}
+
+
+def _element(name: str, annotation: Any) -> dict[str, Any] | None:
+    """One element as a field; None where its type is not one that can be checked here."""
+    metadata: list[Any] = []
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *marks = typing.get_args(annotation)
+        for mark in marks:  # pydantic's Field holds constraints of its own
+            metadata += getattr(mark, "metadata", None) or [mark]
+    inner = [one for one in typing.get_args(annotation) if one is not type(None)]
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    plain = inner[0] if union and len(inner) == 1 else annotation
+    origin = typing.get_origin(plain)
+    named = plain in (bool, int, float, str) or (isinstance(plain, type) and issubclass(plain, enum.Enum))
+    if not named and origin not in (Literal, list, set, frozenset, tuple, dict):
+        return None
+    kind, optional, choices = _read_type(annotation)
+    return {
+        "name": name,
+        "section": "env",
+        "type": kind,
+        "optional": optional,
+        "default": None,
+        "description": "",
+        "choices": choices,
+        "own": True,
+        **_read_items(name, plain),
+        **bounds_of(metadata),
     }
 
 

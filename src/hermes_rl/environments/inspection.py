@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hermes_rl.config import CatalogueField, Workspace, write_private
 from hermes_rl.environments.discovery import DiscoveredEnvironment
@@ -18,7 +19,7 @@ from hermes_rl.errors import EnvironmentFailedError
 
 INSPECTION_TIMEOUT_S = 120.0
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "HERMES_RL_")
-_FORMAT = "2"
+_FORMAT = "3"
 
 
 def environment_fields(
@@ -109,13 +110,15 @@ def read_in_child(environment: DiscoveredEnvironment, *, timeout: float) -> list
     return answer["fields"]
 
 
-def _as_fields(answer: dict[str, list[dict[str, object]]]) -> list[CatalogueField]:
-    fields: list[CatalogueField] = []
-    for values in answer["fields"]:
-        choices = values.get("choices")
-        fixed = tuple(choices) if isinstance(choices, list) else None
-        fields.append(CatalogueField(**{**values, "choices": fixed}))  # type: ignore[arg-type]
-    return fields
+def _as_fields(answer: dict[str, Any]) -> list[CatalogueField]:
+    return [_as_field(values) for values in answer["fields"]]
+
+
+def _as_field(values: dict[str, Any]) -> CatalogueField:
+    choices, items = values.get("choices"), values.get("items")
+    fixed = tuple(choices) if isinstance(choices, list) else None
+    inner = _as_field(items) if isinstance(items, dict) else None
+    return CatalogueField(**{**values, "choices": fixed, "items": inner})
 
 
 def _fingerprint(environment: DiscoveredEnvironment) -> str:

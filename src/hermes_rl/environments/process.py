@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.light_import import import_atroposlib
-from hermes_rl.environments.redaction import SERVER_VARIABLES, own_secrets, redact, redact_output
+from hermes_rl.environments.redaction import (
+    SERVER_VARIABLES,
+    own_secrets,
+    redact,
+    redact_output,
+    secrets_in_config,
+)
 from hermes_rl.environments.watchdog import Watchdog
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError, ServiceError
 
@@ -44,6 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     secrets = own_secrets()
+    try:
+        config = RunConfig.from_yaml(arguments.run_dir / "run.yaml")
+    except HermesRLError as error:
+        _write_failure(arguments.run_dir, error, secrets)
+        print(redact(str(error), secrets), file=sys.stderr)
+        return 1
+    secrets = sorted({*secrets, *secrets_in_config(config)}, key=len, reverse=True)
     redact_output(secrets)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.INFO)
@@ -60,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        _run(arguments, watchdog, stop)
+        _run(arguments, config, watchdog, stop)
     except _Stopped:
         return 0
     except HermesRLError as error:
@@ -72,8 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, watchdog: Watchdog, stop: _Stop) -> None:
-    config = RunConfig.from_yaml(arguments.run_dir / "run.yaml")
+def _run(arguments: argparse.Namespace, config: RunConfig, watchdog: Watchdog, stop: _Stop) -> None:
     endpoints = _endpoints()
     log.info("environment %s, process %s", config.run.environment, os.getpid())
     watchdog.busy(f"importing {config.run.environment_file}", arguments.import_timeout)

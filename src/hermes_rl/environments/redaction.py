@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from urllib.parse import urlsplit
+
+from hermes_rl.config import RunConfig
 
 SERVER_VARIABLES = ("HERMES_RL_TRAJECTORIES_URL", "HERMES_RL_INFERENCE_URL", "HERMES_RL_INFERENCE_KEY")
 _SHORTEST_SECRET = 8
@@ -36,11 +38,25 @@ def secrets_in_environment(variables: Iterable[str]) -> list[str]:
     return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
+def secrets_in_config(config: RunConfig) -> list[str]:
+    """The secrets that the environment's own fields hold."""
+    return sorted((one for one in config.secrets() if len(one) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
 def redact(text: str, secrets: Iterable[str]) -> str:
     """``text`` with every secret replaced by ``<secret>``."""
     for secret in secrets:
         text = text.replace(secret, "<secret>")
     return text
+
+
+def redacted(value: Any, secrets: Iterable[str]) -> Any:
+    """Plain data in which every text is without secrets."""
+    if isinstance(value, str):
+        return redact(value, secrets)
+    if isinstance(value, dict):
+        return {redact(str(name), secrets): redacted(item, secrets) for name, item in value.items()}
+    return [redacted(item, secrets) for item in value] if isinstance(value, list) else value
 
 
 class RedactingStream(io.TextIOBase):

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy.engine import Row
 
-from hermes_rl.config import RunConfig, Workspace, write_private
+from hermes_rl.config import RunConfig, Workspace, without_secrets, write_private
 from hermes_rl.errors import ConfigError, HermesRLError, UnknownRunError, WorkspaceError
 from hermes_rl.process_identity import process_mark, signal_process, wait_for_end
 from hermes_rl.runs.branching import begin_from
@@ -98,7 +98,7 @@ def start(
         environment=config.run.environment,
         profile=config.run.profile,
         seed=config.run.seed,
-        overrides=as_json(dict(overrides or {})),
+        overrides=as_json(without_secrets(overrides or {})),
         search_id=search_id,
         trial=trial,
         external_environment=external_environment,

@@ -16,7 +16,7 @@ import psutil
 from pydantic import BaseModel
 from sqlalchemy.engine import Row
 
-from hermes_rl.config import Role, Workspace
+from hermes_rl.config import Role, Workspace, without_secrets
 from hermes_rl.process_identity import end_processes, is_alive, process_mark, processes_with
 from hermes_rl.runs.files import read_progress, tail
 from hermes_rl.runs.roles import ROLES
@@ -34,7 +34,7 @@ class ProcessStatus(BaseModel):
     """One process of a run.
 
     Attributes:
-        role: ``api``, ``trainer``, ``env``, ``engine`` (shared with other runs) or ``supervisor``.
+        role: ``api``, ``trainer``, ``env`` or ``engine`` (shared with other runs).
         state: see :class:`hermes_rl.runs.states.ProcessState`.
         cpu_percent: of one core, over the last tenth of a second; None when it does not run.
         memory_mb: memory with its children, pages shared with others in parts, in
@@ -62,6 +62,7 @@ class RunStatus(BaseModel):
         reward_mean, percent_correct: of the last training batch; None before the first step.
         eval_percent_correct: of the last evaluation; None before the first.
         logs: role → log file.
+        overrides: the fields that were set by hand, without secrets.
     """
 
     run_id: str
@@ -229,7 +230,7 @@ def _status(workspace: Workspace, row: Row[Any], listed: list[ProcessStatus]) ->
         ended_at=row.ended_at,
         search_id=row.search_id,
         trial=row.trial,
-        overrides=row.overrides or {},
+        overrides=without_secrets(row.overrides or {}),  # an earlier version kept them
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from hermes_rl.config import without_secrets
+from hermes_rl.search.definition import SearchDefinition
 from hermes_rl.search.replication import Replication
 from hermes_rl.search.space import format_params
 from hermes_rl.search.store import SearchStore, write_atomically
@@ -102,13 +104,17 @@ def as_json(store: SearchStore, summary: Summary) -> str:
     return to_json(as_dict(store, summary), indent=2).decode()
 
 
+def _shown(definition: SearchDefinition) -> SearchDefinition:
+    return definition.model_copy(update={"overrides": without_secrets(definition.overrides)})
+
+
 def as_dict(store: SearchStore, summary: Summary) -> dict[str, Any]:
     """The result as plain data."""
     return {
         "search_id": store.search_id,
         "state": summary.state,
         "reason": summary.file.reason,
-        "definition": summary.file.definition.model_dump(mode="json"),
+        "definition": _shown(summary.file.definition).model_dump(mode="json"),
         "best": _plain(summary.best),
         "default": _plain(summary.default),
         "default_rank": summary.default_rank,
@@ -227,7 +233,7 @@ def as_html(store: SearchStore, summary: Summary, best_file: Path | None) -> str
         )
     body += [
         "<h2>Definition</h2>",
-        f"<pre>{html.escape(definition.model_dump_json(indent=2, exclude_defaults=True))}</pre>",
+        f"<pre>{html.escape(_shown(definition).model_dump_json(indent=2, exclude_defaults=True))}</pre>",
     ]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"

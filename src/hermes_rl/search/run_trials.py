@@ -89,7 +89,7 @@ class RunTrials:
         for name in names:
             value = config.value(name)
             if value is None and name not in FIELDS:
-                value = next((field.default for field in self._own_fields() if field.name == name), None)
+                value = next((field.default for field in self._own_fields() if field.key == name), None)
             values[name] = value
         return values
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from hermes_rl.config import write_private
 from hermes_rl.config.workspace import Workspace, checked_name
 from hermes_rl.errors import SearchError
 from hermes_rl.search.definition import SearchDefinition
@@ -219,7 +220,5 @@ def list_search_ids(workspace: Workspace) -> list[str]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file for its owner only, so that a reader sees the old or the new text, never a part."""
+    write_private(path, text)

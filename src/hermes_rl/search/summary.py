@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from hermes_rl.config import DEFAULT_PROFILE
-from hermes_rl.config.workspace import WORKSPACE_NAME, WORKSPACE_VARIABLE
+from hermes_rl.config import DEFAULT_PROFILE, Workspace
+from hermes_rl.config.invocation import command
 from hermes_rl.search.objective import Objective
 from hermes_rl.search.population import schedule
 from hermes_rl.search.ranking import Ranked, best_record, candidates, default_record, pareto_front, rank
@@ -47,6 +43,7 @@ class Summary:
         front: the Pareto front of several objectives; empty for one.
         steps: optimizer steps of all trials.
         seconds: wall time of all sittings that ended.
+        workspace: where the search lies.
     """
 
     file: SearchFile
@@ -62,6 +59,7 @@ class Summary:
     front: list[TrialRecord]
     steps: int
     seconds: float
+    workspace: Workspace
 
     @property
     def recommended(self) -> TrialRecord | None:
@@ -104,6 +102,7 @@ def summarize(store: SearchStore) -> Summary:
         front=pareto_front(records, objectives) if len(objectives) > 1 else [],
         steps=sum(record.steps_taken for record in records),
         seconds=file.seconds,
+        workspace=store.workspace,
     )
 
 
@@ -186,7 +185,7 @@ def verdict_sentences(summary: Summary) -> list[str]:
     ):
         said.append(
             "One run of each is no proof that it beats the default; replicate both on fresh seeds: "
-            f"{program()} search resume {summary.file.search_id} --replicate 3"
+            + command(summary.workspace, "search", "resume", summary.file.search_id, "--replicate", "3")
         )
     if summary.optimism is not None:
         count = sum(ranked.rank is not None for ranked in summary.ranked)
@@ -197,36 +196,9 @@ def verdict_sentences(summary: Summary) -> list[str]:
 def train_command(summary: Summary, best_file: Path) -> str:
     """The command that trains with the best configuration."""
     definition = summary.file.definition
-    parts = [program(), "run", "start", definition.environment, "--config", str(best_file)]
-    if definition.profile != DEFAULT_PROFILE:
-        parts += ["--profile", definition.profile]
-    workspace = best_file.parents[2]
-    if not _is_usual_workspace(workspace):
-        parts += ["--workspace", str(workspace)]
-    return shlex.join([*parts, "--follow"])
-
-
-def program() -> str:
-    """How the command line is called from this shell: by its name where that finds this installation."""
-    script = Path(sys.executable).parent / "hermes-rl"
-    found = shutil.which("hermes-rl")
-    if found is not None and (not script.exists() or Path(found).samefile(script)):
-        return "hermes-rl"
-    if not script.exists():
-        return "hermes-rl"
-    here = Path.cwd()
-    return str(script.relative_to(here)) if script.is_relative_to(here) else str(script)
-
-
-def _is_usual_workspace(root: Path) -> bool:
-    """Whether a command without ``--workspace`` finds this workspace from here."""
-    configured = os.environ.get(WORKSPACE_VARIABLE)
-    if configured:
-        return Path(configured).expanduser().resolve() == root
-    here = Path.cwd().resolve()
-    return root in [folder / WORKSPACE_NAME for folder in (here, *here.parents)] + [
-        (Path.home() / ".hermes" / "rl").resolve()
-    ]
+    profile = [] if definition.profile == DEFAULT_PROFILE else ["--profile", definition.profile]
+    start = ["run", "start", definition.environment, "--config", str(best_file), *profile, "--follow"]
+    return command(best_file.parents[2], *start)
 
 
 def write_best(store: SearchStore, summary: Summary) -> Path | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from hermes_rl.config.catalogue import names_secret
 from hermes_rl.config.metric_schema import METRICS
 from hermes_rl.errors import SearchError
 from hermes_rl.search.definition import SearchDefinition
@@ -135,7 +136,10 @@ def to_sweep(definition: SearchDefinition) -> dict[str, Any]:
         raise SearchError("W&B sweeps have no constraints and no conditional parameters.")
     if len(definition.objectives) > 1:
         raise SearchError("A W&B sweep has one metric, not several.")
-    parameters: dict[str, Any] = {name: {"value": value} for name, value in definition.overrides.items()}
+    # Secrets stay here: every trial gets them from the search's own definition.
+    parameters: dict[str, Any] = {
+        name: {"value": value} for name, value in definition.overrides.items() if not names_secret(name)
+    }
     for parameter in space.parameters:
         parameters[parameter.name] = _write_parameter(parameter)
     objective = Objective.parse(definition.objectives[0])

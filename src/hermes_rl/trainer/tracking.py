@@ -98,7 +98,7 @@ class Tracker:
                 group=self._config.tinker.wandb_group,
                 id=self._config.run.run_id,
                 resume="allow",
-                config={**by_name, **self._config.model_dump(mode="json")},
+                config={**by_name, **self._config.shown()},
                 dir=str(run_dir),
                 mode=mode,
                 settings=wandb.Settings(silent=True, console="off", init_timeout=30, sweep_id=sweep),

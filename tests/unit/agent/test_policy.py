@@ -95,6 +95,8 @@ def test_the_environments_own_fields_have_rules_of_their_own() -> None:
     rules = Policy.model_validate({"own_fields": {"sums": {"digits": {"value": 3}}}})
     fields = fields_in_force("embedded", rules, environment="sums", own_fields=[OWN])
     assert (fields["digits"].value, fields["digits"].field.locked) == (3, True)
+    with pytest.raises(ConfigError, match="does not have: digits"):
+        fields_in_force("embedded", rules, environment="sums", own_fields=[])
     other = fields_in_force("embedded", rules, environment="other", own_fields=[OWN])
     assert other["digits"].source == "default"
     wrong = Policy.model_validate({"own_fields": {"sums": {"digit": {"value": 3}}}})

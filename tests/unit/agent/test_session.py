@@ -19,6 +19,18 @@ from hermes_rl.agent.training import thinned
 from hermes_rl.config import Workspace
 from hermes_rl.runs.run_status import RunStatus
 
+SUMS = """
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from pydantic import Field
+class SumsConfig(BaseEnvConfig):
+    digits: int = Field(2, ge=1, le=6)
+class Sums(BaseEnv):
+    name = "sums"
+    env_config_cls = SumsConfig
+    async def get_next_item(self): ...
+    async def evaluate(self): ...
+"""
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
@@ -137,6 +149,47 @@ def test_nothing_is_edited_or_started_under_a_damaged_policy(session: AgentSessi
     assert "error" not in call(session, "rl_list_runs"), "reading goes on"
 
 
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (
+            "[fields.learning_rate]\nminimum = 1e-4\n[fields.batch_size]\nchoices = [32, 64]\n",
+            "leave out its default",
+        ),
+        ("[own_fields.sums.digit]\nmaximum = 3\n", "does not have: digit"),
+        ("[own_fields.sums.digits]\nmaximum = 1\n", "leave out its default"),
+        ("[own_fields.sum.digits]\nmaximum = 3\n", r"own_fields.sum]"),
+    ],
+)
+def test_nothing_is_edited_or_started_under_a_policy_that_means_nothing(
+    session: AgentSession, policy: str, said: str
+) -> None:
+    (session.workspace.environments / "sums.py").write_text(SUMS)
+    call(session, "rl_select_environment", {"name": "sums"})
+    assert session.next_run().config.run.environment == "sums"
+    (session.workspace.root / "policy.toml").write_text(policy)
+    for edit in ({"field": "lora_rank", "value": 8}, {"field": "learning_rate", "value": 2e-4}):
+        assert said in call(session, "rl_edit_config", edit)["error"]
+    for name in ("rl_start_training", "rl_start_search", "rl_test_inference"):
+        assert said in call(session, name)["error"], name
+    assert said in call(session, "rl_select_environment", {"name": "sums"})["error"]
+    assert "error" not in call(session, "rl_list_runs"), "reading goes on"
+    (session.workspace.root / "policy.toml").unlink()
+    assert session.next_run().config.tinker.lora_rank == 32
+
+
+def test_an_environment_that_the_operator_misspelt_is_not_replaced_by_another(session: AgentSession) -> None:
+    (session.workspace.root / "policy.toml").write_text('environment = "gsm8k_tinkr"\n')
+    listed = call(session, "rl_list_environments")
+    assert "gsm8k_tinkr" in listed["note"]
+    assert not any(entry["default"] for entry in listed["environments"])
+    refused = call(session, "rl_start_training")
+    assert "gsm8k_tinkr" in refused["error"]
+    assert refused["allowed"] == ["gsm8k_tinker"]
+    assert "error" not in call(session, "rl_select_environment", {"name": "gsm8k_tinker"})
+    assert session.next_run().config.run.environment == "gsm8k_tinker"
+
+
 def test_environments_the_operator_hides_cannot_be_selected(session: AgentSession) -> None:
     (session.workspace.root / "policy.toml").write_text('environments = ["gsm8k*"]\n')
     listed = call(session, "rl_list_environments")["environments"]
@@ -173,6 +226,17 @@ def test_no_secret_is_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     found = plain({"log_tail": text})["log_tail"]
     for secret in ("very-secret", "0123456789abcdef", "abcdefghijkl", "user:word"):
         assert secret not in found
+
+
+def test_the_key_of_a_model_is_in_no_answer_whatever_its_variable_is_called(
+    session: AgentSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIG_MODEL", "recognisable-value")
+    (session.workspace.root / "policy.toml").write_text(
+        '[models.big]\nbase_url = "http://127.0.0.1:9/v1"\nmodel_name = "m"\napi_key_env = "BIG_MODEL"\n'
+    )
+    found = call(session, "rl_edit_config", {"field": "loss_fn", "value": "recognisable-value"})
+    assert "loss_fn cannot be '<secret>'" in found["error"]
 
 
 def test_a_fault_inside_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -148,6 +148,60 @@ def test_files_that_cannot_be_used_are_listed_with_the_reason_and_never_run(tmp_
         find([folder], "huge")
 
 
+BASE_ENV = "from atroposlib.envs.base import BaseEnv\n"
+ENTANGLED = {
+    "doubling": f"{BASE_ENV}class C0(BaseEnv):{METHODS}"
+    + "".join(f"class C{number}(C{number - 1}, C{number - 1}): ...\n" for number in range(1, 60))
+    + "class Doubling(C59): ...\n",
+    "aliases": f"{BASE_ENV}a0 = BaseEnv\n"
+    + "".join(f"a{number} = a{number - 1}\n" for number in range(1, 1200))
+    + f"class Aliases(a1199):{METHODS}",
+    "circle": f"{BASE_ENV}a = b\nb = a\nclass Circle(a, BaseEnv):{METHODS}",
+    "growing": f"{BASE_ENV}a = b.c\nb = a.d\nclass Growing(a.e, BaseEnv):{METHODS}",
+    "stars": "from stars import *\nfrom aliases import *\n" * 50 + f"class Stars(a7):{METHODS}",
+    "ring": f"{BASE_ENV}class Ring(Around, BaseEnv):{METHODS}class Around(Ring): ...\n",
+}
+
+
+@pytest.mark.parametrize("name", ENTANGLED)
+def test_names_that_lead_on_and_on_are_followed(tmp_path: Path, name: str) -> None:
+    _write(tmp_path, {f"{name}.py": ENTANGLED[name], "aliases.py": ENTANGLED["aliases"]})
+    found = {one.class_name: one for one in discover([tmp_path]) if one.file_path.stem == name}
+    assert {one.error for one in found.values()} == {None}
+    assert name.capitalize() in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"class C{number}(C{number - 1}): ...\n" for number in range(1, 2000)),
+        "x = " + "f" + "()" * 50_000 + "\n",
+        "x = " + ".".join(["a"] * 50_000) + "\n",
+        "x = " + "lambda: " * 20_000 + "1\n",
+        "if x: ...\n" + "elif x: ...\n" * 20_000,
+    ],
+    ids=["classes", "calls", "attributes", "lambdas", "branches"],
+)
+def test_a_file_that_cannot_be_followed_leaves_the_others_listed(tmp_path: Path, text: str) -> None:
+    good = f"{BASE_ENV}class Good(BaseEnv):{METHODS}"
+    _write(tmp_path, {"bad.py": f"{BASE_ENV}class C0(BaseEnv):{METHODS}{text}", "good.py": good})
+    found = {one.name: one for one in discover([tmp_path])}
+    assert set(found) == {"bad", "good"}
+    assert found["good"].error is None
+    assert "too" in str(found["bad"].error)
+
+
+def test_the_first_base_overrides_the_others(tmp_path: Path) -> None:
+    text = (
+        f"{BASE_ENV}from abc import abstractmethod\n"
+        f"class Step(BaseEnv):{METHODS}    @abstractmethod\n    def ask(self): ...\n"
+        "class Left(Step): ...\nclass Right(Step):\n    def ask(self): ...\n"
+        "class Both(Left, Right): ...\n"
+    )
+    _write(tmp_path, {"diamond.py": text})
+    assert {one.class_name: one.error for one in discover([tmp_path])} == {"Both": None, "Right": None}
+
+
 def test_environments_of_one_name_stay_apart(tmp_path: Path) -> None:
     text = "from atroposlib.envs.base import BaseEnv\nclass E(BaseEnv):\n    name = 'same'" + METHODS
     first = _write(tmp_path / "first", {"a.py": text})

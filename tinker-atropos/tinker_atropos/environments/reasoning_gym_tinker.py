@@ -60,7 +60,9 @@ class ReasoningGymTinkerConfig(BaseEnvConfig):
     """Which generator, with which settings."""
 
     dataset: str = Field(
-        default="chain_sum", description="Name of a reasoning-gym generator, for example 'spell_backward'."
+        default="chain_sum",
+        description="Name of a reasoning-gym generator, for example 'spell_backward'.",
+        json_schema_extra={"enum": sorted(DATASETS)},
     )
     dataset_config: dict[str, Any] | None = Field(
         default=None,
