@@ -21,12 +21,7 @@ from typing import Any
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.group_counts import check_group, count_group
-from hermes_rl.environments.redaction import (
-    RedactingStream,
-    own_secrets,
-    redacted,
-    secrets_in_config,
-)
+from hermes_rl.environments.redaction import own_secrets, redact_output, redacted
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError
 from hermes_rl.parent_watch import watch_parent
 
@@ -186,13 +181,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(argv)
     secrets = own_secrets()
-    sys.stdout = RedactingStream(sys.stdout, secrets)
-    sys.stderr = RedactingStream(sys.stderr, secrets)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     watch_parent()
     try:
         config = RunConfig.from_yaml(options.run_dir / "run.yaml")
-        secrets += secrets_in_config(config)  # whoever redacts has this list
+        secrets = own_secrets(config)
+        redact_output(secrets)
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         report = asyncio.run(try_environment(config, options.steps))
     except HermesRLError as error:
         report = {"works": False, "verdict": "The environment does not work.", **error.as_dict()}

@@ -25,7 +25,7 @@ from typing import Any
 from hermes_rl.agent.environment_trial import KEY_VARIABLE, URL_VARIABLE
 from hermes_rl.config import RunConfig, Workspace, write_private
 from hermes_rl.config.policy import ModelEndpoint
-from hermes_rl.environments.redaction import own_secrets, redacted, secrets_in_config, secrets_in_environment
+from hermes_rl.environments.redaction import own_secrets, redacted, secrets_in_environment
 from hermes_rl.errors import HermesRLError, ServiceError
 from hermes_rl.runs.files import read_json, tail
 from hermes_rl.runs.launch import LaunchRequest, Process, spawn
@@ -90,7 +90,7 @@ class InferenceTest:
     def _secrets(self) -> list[str]:
         """What the environment was given, or might have seen, and no answer may say."""
         keys = [model["api_key_env"] for model in self._models.values() if model and model["api_key_env"]]
-        return secrets_in_environment([*PRIVATE_KEYS, *keys]) + secrets_in_config(self._config)
+        return secrets_in_environment([*PRIVATE_KEYS, *keys]) + own_secrets(self._config)
 
     async def _try(self, name: str, model: dict[str, Any] | None) -> dict[str, Any]:
         if model is None:

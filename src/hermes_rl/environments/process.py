@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING
 
 from hermes_rl.config import RunConfig, write_private
 from hermes_rl.environments.light_import import import_atroposlib
-from hermes_rl.environments.redaction import (
-    SERVER_VARIABLES,
-    own_secrets,
-    redact,
-    redact_output,
-    secrets_in_config,
-)
+from hermes_rl.environments.redaction import SERVER_VARIABLES, own_secrets, redact, redact_output
 from hermes_rl.environments.watchdog import Watchdog
 from hermes_rl.errors import EnvironmentFailedError, HermesRLError, ServiceError
 
@@ -56,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         _write_failure(arguments.run_dir, error, secrets)
         print(redact(str(error), secrets), file=sys.stderr)
         return 1
-    secrets = sorted({*secrets, *secrets_in_config(config)}, key=len, reverse=True)
+    secrets = own_secrets(config)
     redact_output(secrets)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.INFO)
@@ -73,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        _run(arguments, config, watchdog, stop)
+        _run(arguments, config, secrets, watchdog, stop)
     except _Stopped:
         return 0
     except HermesRLError as error:
@@ -85,7 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, config: RunConfig, watchdog: Watchdog, stop: _Stop) -> None:
+def _run(
+    arguments: argparse.Namespace,
+    config: RunConfig,
+    secrets: list[str],
+    watchdog: Watchdog,
+    stop: _Stop,
+) -> None:
     endpoints = _endpoints()
     log.info("environment %s, process %s", config.run.environment, os.getpid())
     watchdog.busy(f"importing {config.run.environment_file}", arguments.import_timeout)
@@ -112,6 +112,7 @@ def _run(arguments: argparse.Namespace, config: RunConfig, watchdog: Watchdog, s
         setup_timeout=arguments.setup_timeout,
         evaluation_timeout=config.tinker.max_evaluation_seconds,
         silence_patience=arguments.silence_patience,
+        secrets=secrets,
     )
 
     async def live() -> None:

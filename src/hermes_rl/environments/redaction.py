@@ -20,10 +20,17 @@ _SHORTEST_SECRET = 8
 _SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
 
-def own_secrets() -> list[str]:
-    """Every secret that this process was given, by the name of its environment variable."""
+def own_secrets(config: RunConfig | None = None) -> list[str]:
+    """Every secret that this process was given, the longest first.
+
+    Args:
+        config: the run's, whose environment may have secrets in fields of its own.
+    """
     named = [name for name in os.environ if _SECRET_NAME.search(name.upper())]
-    return secrets_in_environment([*SERVER_VARIABLES, *named])
+    found = secrets_in_environment([*SERVER_VARIABLES, *named])
+    if config is not None:
+        found += [one for one in config.secrets() if len(one) >= _SHORTEST_SECRET]
+    return sorted(set(found), key=len, reverse=True)
 
 
 def secrets_in_environment(variables: Iterable[str]) -> list[str]:
@@ -36,11 +43,6 @@ def secrets_in_environment(variables: Iterable[str]) -> list[str]:
         else:
             found.add(value)
     return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
-
-
-def secrets_in_config(config: RunConfig) -> list[str]:
-    """The secrets that the environment's own fields hold."""
-    return sorted((one for one in config.secrets() if len(one) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

@@ -14,8 +14,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
@@ -49,6 +49,7 @@ class RunnerSettings:
         evaluation_timeout: longest time ``evaluate`` may take, in seconds (``max_evaluation_seconds``).
         start_patience: longest time to wait for the API server to appear, in seconds.
         silence_patience: longest time the API server may be gone later on, in seconds.
+        secrets: what no report of a failure may say.
     """
 
     synchronous: bool = False
@@ -58,6 +59,7 @@ class RunnerSettings:
     evaluation_timeout: float = 1200.0
     start_patience: float = 300.0
     silence_patience: float = 30.0
+    secrets: Sequence[str] = field(default_factory=own_secrets)
 
 
 class Runner:
@@ -78,7 +80,6 @@ class Runner:
         self._client = client
         self._capture = capture
         self._settings = settings
-        self._secrets = own_secrets()
         self._state: dict[str, Any] = {}
         self._wake = asyncio.Event()
         self._failures = FailureCount(settings.failure_limit, settings.timeout_limit, self._report_failure)
@@ -421,7 +422,7 @@ class Runner:
             except TimeoutError:
                 error = f"evaluate did not return within {limit:g} s (max_evaluation_seconds)"
             except Exception as raised:
-                error = redact(describe(raised), self._secrets)
+                error = redact(describe(raised), self._settings.secrets)
                 log.error("evaluate failed: %s", error, exc_info=raised)
             seconds = time.monotonic() - started
             found = dict(metrics)
@@ -519,7 +520,9 @@ class Runner:
     def _report_failure(self, where: str, error: str) -> None:
         env_id = getattr(self._env, "env_id", None)
         # It is shown in the API server's state and may become the run's reason.
-        self._in_background(self._client.environment_failure(env_id, where, redact(error, self._secrets)))
+        self._in_background(
+            self._client.environment_failure(env_id, where, redact(error, self._settings.secrets))
+        )
 
     def _in_background(self, call: Awaitable[None]) -> None:
         async def deliver() -> None:
