@@ -11,13 +11,18 @@ from typing import Any
 import optuna
 import pytest
 from tests.unit.search_simulation import DEFAULT, quality, search, training
+from typer.testing import CliRunner
 
+from hermes_rl.cli.search import app
+from hermes_rl.config import Workspace
 from hermes_rl.errors import ConfigError, SearchError
+from hermes_rl.search.definition import define_search
 from hermes_rl.search.drive import extend
 from hermes_rl.search.objective import CurvePoint, Objective
-from hermes_rl.search.orchestrator import Orchestrator
+from hermes_rl.search.orchestrator import Orchestrator, create_search
 from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.replay import Recording, ReplayTrials
+from hermes_rl.search.report import write_report
 from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import params_key
 from hermes_rl.search.summary import summarize
@@ -471,3 +476,93 @@ def test_promotion_among_a_few_still_ends_with_a_trial_that_went_all_the_way(tmp
     assert len(ended) == 1
     assert ended[0].step == 48
     assert {record.replicate_of for record in records if record.stage == "replicate"} == {0, ended[0].trial}
+
+
+def test_a_constraint_may_read_a_field_that_is_not_searched(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "space": {"batch_size": [4, 16, 32]},
+        "constraints": ["group_size <= batch_size"],
+    }
+    store, _, loop = search(tmp_path, **fields)  # group_size is 8
+    definition = store.load().definition
+    assert definition.in_force == {"group_size": 8, "batch_size": 16}
+    assert definition.planned_trials() == 2
+    loop.run()
+    assert sorted(record.params["batch_size"] for record in store.records()) == [16, 32]
+    with pytest.raises(ConfigError, match="grop_size"):
+        search(tmp_path / "other", **{**fields, "constraints": ["grop_size <= batch_size"]})
+    with pytest.raises(SearchError, match="No configuration"):
+        search(tmp_path / "other", **{**fields, "constraints": ["group_size > batch_size + 8"]})
+    for strategy in ("random", "grid"):
+        with pytest.raises(SearchError, match="cannot be computed"):
+            search(tmp_path / "other", **{**fields, "constraints": ["loss_fn > 3"], "strategy": strategy})
+    assert not list(tmp_path.glob("other/searches/*"))
+
+
+def test_a_condition_may_read_a_field_that_is_not_searched_and_the_report_is_written(tmp_path: Path) -> None:
+    space = {
+        "learning_rate": {"log_uniform": [1e-5, 2e-4], "when": "group_size == 8"},
+        "batch_size": {"choice": [16, 32], "when": "loss_fn == 'importance_sampling'"},
+        "lora_rank": {"choice": [16, 32], "when": "loss_fn == 'ppo'"},
+    }
+    store, _, loop = search(tmp_path, space=space, strategy="random", trials=12)
+    loop.run()
+    assert len(store.records()) == 12
+    assert all(set(record.params) == {"learning_rate", "batch_size"} for record in store.records()[1:])
+    assert "Importance" in write_report(store).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("strategy", ["random", "tpe"])
+def test_a_space_of_a_billion_points_is_searched_without_being_gone_through(
+    tmp_path: Path, strategy: str
+) -> None:
+    checked = 0
+
+    def check(_: Mapping[str, Any]) -> None:
+        nonlocal checked
+        checked += 1
+
+    space = {"batch_size": "int:16..100000", "lora_rank": "int:4..100000"}
+    runner = ReplayTrials(training, DEFAULT, check=check)
+    fields = {"environment": "made_up", "strategy": strategy, "trials": 6, "space": space}
+    store = create_search(Workspace.resolve(tmp_path), define_search(fields), runner)
+    assert Orchestrator(store, runner).run().state == "completed"
+    assert len(store.records()) == 6
+    assert checked < 100
+
+
+def test_a_small_space_is_not_checked_point_by_point_before_its_first_trial(tmp_path: Path) -> None:
+    checked = 0
+
+    def check(params: Mapping[str, Any]) -> None:
+        nonlocal checked
+        checked += 1
+        if params["batch_size"] % 2:
+            raise ConfigError("odd")
+
+    runner = ReplayTrials(training, DEFAULT)
+    space = {"batch_size": "int:16..25", "lora_rank": "int:1..500"}
+    fields = {"environment": "made_up", "strategy": "random", "trials": 5000, "space": space}
+    store = create_search(Workspace.resolve(tmp_path), define_search(fields), runner)
+    runner._check = check
+    with store.writing():
+        strategy = Orchestrator(store, runner)._make_strategy()
+        assert strategy.next([]) is not None
+    assert checked < 10
+    # And it ends when all that is allowed was tried.
+    space = {"batch_size": "int:16..25", "lora_rank": [16, 32]}
+    fields |= {"trials": 20, "space": space}
+    store = create_search(Workspace.resolve(tmp_path), define_search(fields), ReplayTrials(training, DEFAULT))
+    Orchestrator(store, runner).run()
+    assert len(store.records()) == len(set(keys(store.records()))) == 10
+
+
+def test_the_command_line_takes_constraints_on_fields_that_are_not_searched(tmp_path: Path) -> None:
+    arguments = ["start", "--dry-run", "--space", "batch_size=16,32,64", "--workspace", str(tmp_path)]
+    arguments += ["-e", "arithmetic_tinker", "--set", "group_size=16"]
+    shown = CliRunner().invoke(app, [*arguments, "--constraint", "group_size < batch_size"])
+    assert shown.exit_code == 0, shown.output
+    assert "2 trials of" in shown.output
+    assert "batch_size=16" not in shown.output
+    refused = CliRunner().invoke(app, [*arguments, "--constraint", "grop_size <= batch_size"])
+    assert "group_size" in str(refused.exception)

@@ -134,12 +134,13 @@ def start(
     console = output()
     checker = RunTrials(chosen, None, definition.environment, definition.profile, definition.overrides)
     if dry_run:
-        from hermes_rl.search.orchestrator import check_space
+        from hermes_rl.search.orchestrator import prepare_search
 
-        check_space(definition, checker)
+        definition = prepare_search(chosen, definition, checker)
         _print_plan(console, chosen, definition, checker)
         return
     store = create_search(chosen, definition, checker)
+    definition = store.load().definition
     count = f"{definition.planned_trials()} trials"
     if definition.strategy == "pbt":
         count = f"{definition.population()} members in {definition.segments} segments"

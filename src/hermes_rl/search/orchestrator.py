@@ -8,6 +8,7 @@ It runs in the process that asked for the search (``hermes-rl search start``) or
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _SEGMENT_SEEDS = 1_009
 """Distance between the seeds of a population's segments: a later one does not begin with the same items."""
 _CHECKED_POINTS = 2000
 """Grids up to this size are checked point by point before anything starts."""
+_CHECKED_DRAWS = 100
+"""Configurations on which the constraints of other strategies are tried."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,21 @@ class Observer(Protocol):
         ...
 
 
-def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
+def check_space(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
     """Check a search against the fields' bounds before anything starts.
 
     Every value of a choice and both ends of a range, alone and, for grids, every point.
 
+    Returns:
+        the definition with the values in force that its constraints and conditions read.
+
     Raises:
         ConfigError: an unknown field, or a value out of its bounds.
-        SearchError: points of the grid contradict the fields' rules.
+        SearchError: a constraint cannot be computed, or points of the grid contradict the fields' rules.
     """
-    space = definition.build_space()
     runner.check({})
+    definition = _with_values_in_force(definition, runner)
+    space = definition.build_space()
     for parameter in space.parameters:
         for value in parameter.edges():
             try:
@@ -91,10 +98,13 @@ def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
                 if not _is_joint(error, parameter.name, len(space.parameters)):
                     raise
     if definition.strategy != "grid":
-        return
-    for at, params in enumerate(space.with_context(runner.defaults(_context_names(definition))).grid()):
+        rng = random.Random(definition.seed)
+        for _ in range(_CHECKED_DRAWS):  # what compares a number with a text fails here, not later
+            space.feasible(space.random(rng))
+        return definition
+    for at, params in enumerate(space.grid()):
         if at >= _CHECKED_POINTS:
-            return
+            break
         try:
             runner.check(params)
         except HermesRLError as error:
@@ -102,6 +112,24 @@ def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
                 f"The grid holds {format_params(params)}, which is not allowed: {error.message}",
                 hint="Leave the value out, or add a constraint such as 'group_size <= batch_size'.",
             ) from error
+    return definition
+
+
+def _with_values_in_force(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
+    """The definition with the values of the fields that its constraints and conditions read.
+
+    Also of those that are searched: a trial in which such a field does not exist has the value in force.
+
+    Raises:
+        ConfigError: there is no such field.
+        SearchError: the grid has no point that satisfies the constraints.
+    """
+    names = _context_names(definition)
+    values = runner.defaults(names)
+    for name in names:
+        runner.check({name: values[name]})
+    fields = {**definition.model_dump(), "in_force": values}
+    return SearchDefinition.model_validate(fields)
 
 
 def _is_joint(error: HermesRLError, name: str, parameters: int) -> bool:
@@ -112,21 +140,37 @@ def _is_joint(error: HermesRLError, name: str, parameters: int) -> bool:
 
 
 def _context_names(definition: SearchDefinition) -> list[str]:
-    space = definition.build_space()
-    names = {name for condition in space.constraints for name in condition.names}
-    names |= {name for p in space.parameters if p.when for name in p.when.names}
-    return sorted(names - set(space.names))
+    return sorted(definition.build_space().read_names())
 
 
 def create_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchStore:
     """Check a search and make its folder; nothing is started."""
-    check_space(definition, runner)
+    definition = prepare_search(workspace, definition, runner)
+    return SearchStore.create(workspace, definition, runner.defaults(definition.build_space().names))
+
+
+def prepare_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
+    """Check a search before anything of it exists.
+
+    Returns:
+        the definition as it is kept: with the values in force, and evaluations often enough.
+
+    Raises:
+        ConfigError: an unknown field, or a value out of its bounds.
+        SearchError: parts of it do not fit together.
+    """
+    definition = check_space(definition, runner)
     if definition.strategy == "wandb":
         require_wandb()
         if definition.sweep is None:
             to_sweep(definition)  # raises for what a sweep cannot say
-    definition = _evaluate_often_enough(definition, runner)
-    return SearchStore.create(workspace, definition, runner.defaults(definition.build_space().names))
+    later = _evaluate_often_enough(definition, runner)
+    changed = {
+        name: value
+        for name, value in later.overrides.items()
+        if name in definition.in_force and name not in definition.overrides
+    }
+    return later.model_copy(update={"in_force": {**definition.in_force, **changed}})
 
 
 def _evaluate_often_enough(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:

@@ -128,7 +128,8 @@ class Strategy:
             self.study.enqueue_trial(space.snap(default_params))
         self._open: dict[int, optuna.Trial] = {}
         self._reported: dict[int, set[int]] = {}
-        self._points: int | None = None
+        self._untried = iter(space.grid()) if space.countable() else None
+        self._ahead: dict[str, Any] | None = None
 
     def warm_start(self, earlier: Sequence[TrialRecord]) -> int:
         """Begin with the completed trials of another search that lie in this space; returns how many."""
@@ -205,7 +206,7 @@ class Strategy:
                 if proposal is not None:
                     return proposal
             return None
-        if self._all_tried(seen):
+        if self._untried is not None and self._next_untried(seen) is None:
             return None
         for _ in range(_MAX_ASKED):
             proposal = self._ask(seen, "search")
@@ -218,22 +219,26 @@ class Strategy:
             if params_key(params) not in seen and self._allowed(params):
                 self.study.enqueue_trial(params)
                 return self._ask(seen, "search")
-        if self._space.finite():
+        if self._ahead is not None:
+            self.study.enqueue_trial(self._ahead)
+            return self._ask(seen, "search")
+        if self._space.finite() and drawn:
             return None
         raise SearchError(
             f"{_MAX_DRAWS} configurations in a row broke a constraint or a rule of the fields.",
             hint="Widen the space or loosen the constraints.",
         )
 
-    def _all_tried(self, seen: Mapping[str, TrialRecord]) -> bool:
-        if not self._space.finite() or len(seen) < self._allowed_points():
-            return False
-        return all(params_key(params) in seen for params in self._space.grid() if self._allowed(params))
+    def _next_untried(self, seen: Mapping[str, TrialRecord]) -> dict[str, Any] | None:
+        """The first point of a small space that is allowed and was not tried; None when all were.
 
-    def _allowed_points(self) -> int:
-        if self._points is None:
-            self._points = sum(1 for params in self._space.grid() if self._allowed(params))
-        return self._points
+        What was passed over once is never looked at again: points are tried, or not allowed, for good.
+        """
+        while self._ahead is None or params_key(self._ahead) in seen:
+            self._ahead = next((p for p in self._untried or () if self._allowed(p)), None)
+            if self._ahead is None:
+                return None
+        return self._ahead
 
     def _allowed(self, params: Mapping[str, Any]) -> bool:
         if not self._space.feasible(params):
