@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from hermes_rl.search.report import write_report
 from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import params_key
 from hermes_rl.search.summary import summarize
+from hermes_rl.search.warm_start import warm_records
 
 ACCURACY = Objective()
 
@@ -354,18 +356,107 @@ def test_a_draw_cut_off_by_a_kill_is_neither_lost_nor_run_twice(tmp_path: Path) 
     assert len(records) == len(set(keys(records))) == 3
 
 
+RATES = {"learning_rate": "log:1e-6..1e-3"}
+
+
 def test_a_warm_start_begins_with_what_an_earlier_search_found(tmp_path: Path) -> None:
-    space = {"learning_rate": "log:1e-6..1e-3"}
-    earlier, _, loop = search(tmp_path, strategy="random", trials=20, space=space)
+    earlier, _, loop = search(tmp_path, strategy="random", trials=20, space=RATES)
     loop.run()
-    fields = {"strategy": "tpe", "trials": 6, "space": space, "warm_start": earlier.search_id}
-    store, _, loop = search(tmp_path, **fields)
+
+    def distance(**fields: Any) -> float:
+        """How far from the best learning rate the first choices of three searches are, as a factor's log."""
+        far = []
+        for seed in (1, 2, 3):
+            store, _, loop = search(tmp_path, strategy="tpe", trials=4, space=RATES, seed=seed, **fields)
+            loop.run()
+            far += [abs(math.log(r.params["learning_rate"] / 6e-5)) for r in store.records()[1:]]
+        return statistics.median(far)
+
+    assert distance(warm_start=earlier.search_id) < 0.5 * distance()
+    store, _, loop = search(
+        tmp_path, strategy="tpe", trials=2, space=RATES, warm_start=earlier.search_id[:-1]
+    )
+    assert store.load().definition.warm_start == earlier.search_id
     loop.run()
-    records = store.records()
-    assert len(records) == 6
-    # The default first, then where the earlier search was good rather than anywhere.
-    rates = [record.params["learning_rate"] for record in records[1:]]
-    assert sum(1e-5 < rate < 4e-4 for rate in rates) >= 4
+    assert len(store.records()) == 2
+    assert {r.trial for r in store.records()} == {0, 1}
+    told = [t for t in loop._strategy.study.get_trials() if "from_search" in t.user_attrs]  # type: ignore[attr-defined]
+    assert [t.value for t in told] == [r.value for r in earlier.records()]
+
+
+def test_the_last_search_is_the_one_before_and_one_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="no search"):
+        search(tmp_path, strategy="tpe", space=RATES, warm_start="last")
+    assert not list(tmp_path.glob("searches/*"))
+    earlier, _, loop = search(tmp_path, strategy="random", trials=3, space=RATES)
+    loop.run()
+    store, _, _ = search(tmp_path, strategy="gp", space=RATES, warm_start="last")
+    assert store.load().definition.warm_start == earlier.search_id
+
+
+def test_an_earlier_search_whose_values_mean_something_else_is_refused(tmp_path: Path) -> None:
+    space = {**RATES, "lora_rank": [16, 32]}
+    earlier, _, loop = search(tmp_path, strategy="random", trials=6, space=space)
+    loop.run()
+    warm: dict[str, Any] = {"strategy": "tpe", "space": space, "warm_start": earlier.search_id}
+    for change, reason in (
+        ({"strategy": "grid", "space": {"lora_rank": [16, 32]}}, "grid has no warm start"),
+        ({"strategy": "random", "refine": 2}, "random has no warm start"),
+        ({"environment": "other"}, "environment is made_up, not other"),
+        ({"profile": "qwen3-8b"}, "profile is embedded, not qwen3-8b"),
+        ({"objective": "loss:min"}, "objective is eval_percent_correct, not loss:min"),
+        ({"space": {"learning_rate": "log:2e-3..3e-3"}}, "None of the 6 completed"),
+    ):
+        with pytest.raises(SearchError, match=reason):
+            search(tmp_path, **{**warm, **change})
+    # Only what was tried with the rank that is in force now.
+    store, runner, _ = search(tmp_path, **{**warm, "space": RATES})
+    counted = warm_records(store.workspace, store.load().definition, runner)
+    assert 0 < len(counted) < 6
+    assert {record.params["lora_rank"] for record in counted} == {32}
+
+
+def test_the_steps_of_the_two_searches_are_compared_before_anything_starts(tmp_path: Path) -> None:
+    arguments = ["start", "--workspace", str(tmp_path), "-e", "arithmetic_tinker", "--dry-run"]
+    arguments += ["--space", "learning_rate=log:1e-6..1e-3", "--strategy", "tpe"]
+    workspace = Workspace.resolve(tmp_path)
+    fields = {"environment": "arithmetic_tinker", "strategy": "random", "trials": 3, "space": RATES}
+    runner = ReplayTrials(training, DEFAULT)
+    earlier = create_search(workspace, define_search({**fields, "set": {"total_steps": 48}}), runner)
+    Orchestrator(earlier, runner).run()
+    refused = CliRunner().invoke(app, [*arguments, "--warm-start", "last"])
+    assert "its total_steps was 48, here it is 50" in str(refused.exception)
+    refused = CliRunner().invoke(app, [*arguments, "--warm-start", "nothing"])
+    assert "no search 'nothing'" in str(refused.exception)
+    taken = CliRunner().invoke(app, [*arguments, "--warm-start", "last", "--set", "total_steps=48"])
+    assert taken.exit_code == 0, taken.output
+
+
+def test_a_kill_while_earlier_results_are_added_loses_none_and_doubles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, _, loop = search(tmp_path, strategy="random", trials=8, space=RATES)
+    loop.run()
+    store, runner, loop = search(
+        tmp_path, strategy="tpe", trials=3, space=RATES, warm_start=earlier.search_id
+    )
+    add, added = optuna.Study.add_trial, 0
+
+    def dying(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        nonlocal added
+        added += 1
+        if added == 4:
+            raise Interrupted
+        add(study, trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "add_trial", dying)
+        with pytest.raises(Interrupted):
+            loop.run()
+    loop = Orchestrator(store, runner)
+    loop.run()
+    told = [t for t in loop._strategy.study.get_trials() if "from_search" in t.user_attrs]  # type: ignore[attr-defined]
+    assert sorted(t.user_attrs["from_search"] for t in told) == [f"{earlier.search_id}/{n}" for n in range(8)]
 
 
 def test_optuna_and_its_dashboard_can_read_the_study(tmp_path: Path) -> None:

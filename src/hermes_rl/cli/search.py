@@ -78,7 +78,7 @@ def start(
     max_tokens: Annotated[int | None, typer.Option(help="End after this many trained tokens in all.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="End after this many minutes.")] = None,
     warm_start: Annotated[
-        str | None, typer.Option(help="Begin with the results of an earlier search.")
+        str | None, typer.Option(help="With tpe or gp: begin with the results of an earlier search.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print what would run; start nothing.")

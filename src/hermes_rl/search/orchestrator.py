@@ -29,6 +29,7 @@ from hermes_rl.search.sweep_service import WandbSweep, full_path, require_wandb
 from hermes_rl.search.sweep_strategy import SweepStrategy
 from hermes_rl.search.sweeps import to_sweep
 from hermes_rl.search.trial import FINISHED, Stage, TrialRecord, curve_rows
+from hermes_rl.search.warm_start import resolve_warm_start, warm_records
 
 _REPLICATION_SEED = 1_000_003
 """Distance of the first replication seed from the tuning seed, so that the two never meet."""
@@ -159,7 +160,7 @@ def prepare_search(workspace, definition: SearchDefinition, runner: TrialRunner)
         ConfigError: an unknown field, or a value out of its bounds.
         SearchError: parts of it do not fit together.
     """
-    definition = check_space(definition, runner)
+    definition = resolve_warm_start(workspace, check_space(definition, runner), runner)
     if definition.strategy == "wandb":
         require_wandb()
         if definition.sweep is None:
@@ -276,8 +277,8 @@ class Orchestrator:
             runner.check,
         )
         if definition.warm_start:
-            earlier = SearchStore.open(self._store.workspace, definition.warm_start)
-            strategy.warm_start([r for r in earlier.records() if r.stage in ("search", "refine")])
+            earlier = warm_records(self._store.workspace, definition, runner)
+            strategy.warm_start(definition.warm_start, earlier)
         return strategy
 
     def _join_sweep(self) -> SweepStrategy:

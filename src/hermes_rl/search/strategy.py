@@ -16,6 +16,7 @@ from hermes_rl.search.space import Space, params_key
 from hermes_rl.search.trial import FINISHED, Stage, TrialRecord
 
 _CONSTRAINT = "allowed"
+_WARM = "from_search"
 _MAX_ASKED = 5
 _MAX_DRAWS = 2000
 FIRST_WIDTH = 0.4
@@ -131,21 +132,27 @@ class Strategy:
         self._untried = iter(space.grid()) if space.countable() else None
         self._ahead: dict[str, Any] | None = None
 
-    def warm_start(self, earlier: Sequence[TrialRecord]) -> int:
-        """Begin with the completed trials of another search that lie in this space; returns how many."""
-        if any(t.state.is_finished() for t in self.study.get_trials(deepcopy=False)):
-            return 0
-        known = 0
+    def warm_start(self, search_id: str, earlier: Sequence[TrialRecord]) -> None:
+        """Begin with completed trials of another search that lie in this space; each is added once.
+
+        Args:
+            search_id: the other search.
+            earlier: its trials.
+        """
+        known = {t.user_attrs.get(_WARM) for t in self.study.get_trials(deepcopy=False)}
         for record in earlier:
-            params = self._space.snap(record.params)
-            usable = record.state == "completed" and record.values and self._space.contains(params)
-            if usable and len(record.values or ()) == len(self._objectives):
+            source = f"{search_id}/{record.trial}"
+            if source not in known:
+                params = self._space.snap(record.params)
                 distributions = {p.name: p.distribution() for p in self._space.parameters if p.name in params}
                 self.study.add_trial(
-                    optuna.create_trial(params=params, distributions=distributions, values=record.values)
+                    optuna.create_trial(
+                        params=params,
+                        distributions=distributions,
+                        values=record.values,
+                        user_attrs={_WARM: source},
+                    )
                 )
-                known += 1
-        return known
 
     def adopt(self, records: Sequence[TrialRecord]) -> list[Proposal]:
         """Bring the study in line with the records after an interruption.
