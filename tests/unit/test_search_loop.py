@@ -21,12 +21,14 @@ from hermes_rl.search.definition import define_search
 from hermes_rl.search.drive import extend
 from hermes_rl.search.objective import CurvePoint, Objective
 from hermes_rl.search.orchestrator import Orchestrator, create_search
+from hermes_rl.search.promotion import furthest
 from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.replay import Recording, ReplayTrials
 from hermes_rl.search.report import write_report
 from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import params_key
 from hermes_rl.search.summary import summarize
+from hermes_rl.search.trial import TrialRecord
 from hermes_rl.search.warm_start import warm_records
 
 ACCURACY = Objective()
@@ -657,3 +659,93 @@ def test_the_command_line_takes_constraints_on_fields_that_are_not_searched(tmp_
     assert "batch_size=16" not in shown.output
     refused = CliRunner().invoke(app, [*arguments, "--constraint", "grop_size <= batch_size"])
     assert "group_size" in str(refused.exception)
+
+
+@pytest.mark.parametrize("parallel", [1, 5, 24])
+def test_refinement_begins_when_the_first_trials_have_ended_and_goes_around_the_best(
+    tmp_path: Path, parallel: int
+) -> None:
+    def uneven(config: Mapping[str, Any], seed: int) -> Recording:
+        """The worse, the quicker: who does not wait refines around the worst."""
+        return replace(training(config, seed), seconds_per_step=quality(config) ** 4)
+
+    fields = {"strategy": "random", "trials": 12, "refine": 4, "space": RATES, "parallel": parallel}
+    store, _, _ = search(tmp_path, **fields)
+    assert Orchestrator(store, ReplayTrials(uneven, DEFAULT, tick=0.1)).run().state == "completed"
+    records = store.records()
+    assert [r.stage for r in records] == ["search"] * 12 + ["refine"] * 8
+    assert min(r.started_at for r in records[12:]) >= max(r.ended_at or 0.0 for r in records[:12])
+    best = [r.params["learning_rate"] for r in candidates(records[:12], ACCURACY)[:4]]
+    for record in records[12:]:  # a window of 0.4 of the range, around the best and what is near them
+        nearest = min(abs(math.log(record.params["learning_rate"] / centre)) for centre in best)
+        assert nearest <= (0.2 + 0.1) * math.log(1e3)
+
+
+def test_what_diverges_at_a_rung_is_never_promoted(tmp_path: Path) -> None:
+    def losing(config: Mapping[str, Any], seed: int) -> Recording:
+        recording = training(config, seed)
+        points = [replace(p, value=4 * (1 - p.value)) for p in recording.curves["eval_percent_correct"]]
+        if config["learning_rate"] > 5e-5:  # for the diverged, nothing is "smaller" than anything
+            points = [replace(p, value=math.nan if p.step >= 8 else p.value) for p in points]
+        return Recording({"loss": points}, recording.total_steps)
+
+    space = {"learning_rate": [1e-5, 2e-5, 3e-5, 4e-5, 6e-5, 7e-5, 8e-5, 9e-5, 1e-4], "batch_size": [32, 64]}
+    for seed in range(3):
+        store, _, loop = search(
+            tmp_path, losing, space=space, pruner="promote", rungs=8, objective="loss:min", seed=seed
+        )
+        loop.run()
+        diverged = [r for r in store.records() if r.params["learning_rate"] > 5e-5]
+        assert len(diverged) == 10
+        assert {(r.state, r.step, r.rung) for r in diverged} == {("pruned", 8, 0)}
+        assert sum(r.state == "completed" for r in store.records()) >= 2
+
+
+def test_the_paused_trial_that_is_finished_at_the_end_is_one_that_has_a_value() -> None:
+    def paused(trial: int, rung: int, value: float | None) -> TrialRecord:
+        values = None if value is None else [value]
+        return TrialRecord(trial=trial, stage="search", params={}, seed=0, rung=rung, values=values)
+
+    loss = Objective.parse("loss:min")
+    assert furthest([paused(0, 0, 3.1), paused(1, 0, None), paused(2, 0, 2.9)], loss).trial == 2
+    assert furthest([paused(0, 0, 3.1), paused(1, 1, None), paused(2, 1, 3.5)], loss).trial == 2
+    assert furthest([paused(0, 0, math.inf), paused(1, 0, 0.4)], ACCURACY).trial == 1
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "gp"])
+def test_a_strategy_stays_away_from_where_trials_diverge(tmp_path: Path, strategy: str) -> None:
+    def diverging(config: Mapping[str, Any], seed: int) -> Recording:
+        recording = training(config, seed)
+        if config["learning_rate"] > 1e-4:
+            points = [*recording.curves["eval_percent_correct"][:-1], CurvePoint(48, math.nan, 256)]
+            return Recording({"eval_percent_correct": points}, recording.total_steps)
+        return recording
+
+    trials = 24 if strategy == "tpe" else 12  # a Gaussian process takes its time
+    space = {"learning_rate": "log:1e-6..1e-2"}
+    fields = {"strategy": strategy, "trials": trials, "parallel": 1, "space": space}
+    store, _, loop = search(tmp_path, diverging, **fields)
+    loop.run()
+    records = store.records()
+    diverged = [record for record in records if record.state == "diverged"]
+    assert 0 < len(diverged) < trials / 2  # half of the range; told as failed, 17 of 24 are
+    told = loop._strategy.study.get_trials()  # type: ignore[attr-defined]
+    for record in diverged:
+        trial = told[record.study_number or 0]
+        if strategy == "tpe":
+            assert trial.state == optuna.trial.TrialState.PRUNED
+            assert trial.constraints == {"allowed": 1.0}
+        else:
+            assert trial.user_attrs == {"diverged": True}
+            assert trial.value <= min(r.value for r in records[: record.trial] if r.value is not None)
+
+
+def test_a_run_that_its_trainer_ended_as_diverged_is_a_diverged_trial(tmp_path: Path) -> None:
+    def ended(config: Mapping[str, Any], seed: int) -> Recording:
+        recording = training(config, seed)
+        said = "loss is nan at step 10: training has diverged."
+        return replace(recording, fails_at=10, reason=said) if config["batch_size"] == 64 else recording
+
+    store, _, loop = search(tmp_path, ended, space={"batch_size": [16, 64]})
+    loop.run()
+    assert {r.params["batch_size"]: r.state for r in store.records()} == {16: "completed", 64: "diverged"}

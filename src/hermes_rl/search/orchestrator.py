@@ -18,7 +18,7 @@ from hermes_rl.errors import HermesRLError, SearchError
 from hermes_rl.search.chooser import Chooser, Proposal
 from hermes_rl.search.definition import SearchDefinition
 from hermes_rl.search.population import Population
-from hermes_rl.search.promotion import may_go_on, next_promotion, rung_levels, value_at
+from hermes_rl.search.promotion import furthest, may_go_on, next_promotion, rung_levels, value_at
 from hermes_rl.search.pruning import first_rung, make_pruner
 from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.runner import Observation, TrialRequest, TrialRunner
@@ -486,8 +486,7 @@ class Orchestrator:
         )
         if ended or not paused:
             return False
-        sign = self._objectives[0].sign
-        best = max(paused, key=lambda r: (r.rung, sign * (r.value or 0.0)))
+        best = furthest(paused, self._objectives[0])
         best.rung = len(self._levels)
         self._launch(best)
         return True
@@ -571,8 +570,9 @@ class Orchestrator:
                 known = ", ".join(sorted(observation.curves))[:300] or "none"
                 record.state, record.reason = "failed", f"the run logged no {missing} (it logged: {known})"
         else:
-            record.state = "failed"
             record.reason = observation.reason or f"the run was {observation.state} from outside"
+            # As the trainer's watchdogs and its client of the Tinker server say it.
+            record.state = "diverged" if "training has diverged" in record.reason.lower() else "failed"
         self._finish(record)
 
     def _copy(self, observation: Observation, record: TrialRecord) -> None:

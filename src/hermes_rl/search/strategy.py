@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -280,7 +281,12 @@ class Strategy:
         return None
 
     def _refine(self, drawn: Sequence[TrialRecord], refined: int) -> Proposal | None:
-        """A configuration near one of the best so far, nearer in each round."""
+        """A configuration near one of the best so far, nearer in each round.
+
+        None also while trials of the first phase run: which are the best is known when all have ended.
+        """
+        if any(r.stage == "search" and r.state in ("running", "stopped") for r in drawn):
+            return None
         sign = self._objectives[0].sign
         done = [r for r in drawn if r.state == "completed" and r.value is not None]
         done.sort(key=lambda r: -sign * (r.value or 0.0))
@@ -330,7 +336,13 @@ class Strategy:
         return self._definition.pruner != "none" and trial.should_prune()
 
     def tell(self, record: TrialRecord) -> None:
-        """Tell the study how a trial ended, as what it is: value, stopped early, or failed."""
+        """Tell the study how a trial ended, as what it is: value, stopped early, diverged, or failed.
+
+        Optuna has no state for a diverged trial. Told as failed, the samplers never hear of it, find its
+        region unexplored and go there again and again; told as stopped early alone, ``tpe`` takes its last
+        finite value. So ``tpe`` is told that it was stopped early and broke a constraint, which it ranks
+        behind everything, and ``gp``, which models completed trials only, the worst value seen so far.
+        """
         trial = self._open.pop(record.study_number, None) if record.study_number is not None else None
         if trial is None:
             return
@@ -338,9 +350,30 @@ class Strategy:
         if record.state == "completed" and record.values:
             self.study.tell(trial, record.values)
         elif record.state in ("pruned", "diverged") and len(self._objectives) == 1:
+            worst = self._worst(record) if self._diverged(record) else None
+            if worst is not None and isinstance(self.study.sampler, optuna.samplers.GPSampler):
+                trial.set_user_attr("diverged", True)
+                self.study.tell(trial, worst)
+                return
+            if self._diverged(record):
+                trial.set_constraint(_CONSTRAINT, 1.0)
             self.study.tell(trial, state=states.PRUNED)
         else:
             self.study.tell(trial, state=states.FAIL)
+
+    def _diverged(self, record: TrialRecord) -> bool:
+        """Whether the objective's last value was no finite number, also where a rung stopped the trial."""
+        points = record.points(self._objectives[0].metric)
+        return record.state == "diverged" or (bool(points) and not math.isfinite(points[-1].value))
+
+    def _worst(self, record: TrialRecord) -> float | None:
+        """The worst value of a completed trial or, where it compares with that, of a trial's own curve."""
+        objective = self._objectives[0]
+        states = (optuna.trial.TrialState.COMPLETE,)
+        values = [float(t.value or 0.0) for t in self.study.get_trials(deepcopy=False, states=states)]
+        if objective.reduction in ("last", "best", "mean"):
+            values += [p.value for p in record.points(objective.metric) if math.isfinite(p.value)]
+        return min(values, key=lambda value: objective.sign * value, default=None)
 
     def planned(self) -> int:
         """Number of configurations to be tried, the default outside the space included."""
