@@ -749,3 +749,38 @@ def test_a_run_that_its_trainer_ended_as_diverged_is_a_diverged_trial(tmp_path: 
     store, _, loop = search(tmp_path, ended, space={"batch_size": [16, 64]})
     loop.run()
     assert {r.params["batch_size"]: r.state for r in store.records()} == {16: "completed", 64: "diverged"}
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random", "tpe"])
+@pytest.mark.parametrize("pruner", ["none", "asha"])
+def test_a_study_that_lost_its_end_is_never_told_another_trials_value(
+    tmp_path: Path, strategy: str, pruner: str
+) -> None:
+    space = {"learning_rate": [1e-5, 2e-5, 4e-5, 6e-5], "batch_size": [16, 32, 64]}
+    store, _, _ = search(tmp_path, strategy=strategy, trials=12, space=space, parallel=3, pruner=pruner)
+    journal = store.folder / "study.log"
+    dying = DyingTrials(training, DEFAULT)
+    for looks, kept in ((60 if pruner == "none" else 30, 0.5), (15, 0.9), (5, 0.6)):
+        dying.looks_left = looks
+        with pytest.raises(Interrupted):
+            Orchestrator(store, dying).run()
+        lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(b"".join(lines[: int(len(lines) * kept)]))  # the records' end was on the disk
+    loop = Orchestrator(store, dying)
+    assert loop.run().state == "completed"
+    records = store.records()
+    assert len(records) == len(set(keys(records))) == 12
+    told = loop._strategy.study.get_trials()  # type: ignore[attr-defined]
+    by_record = {t.user_attrs["record"]: t for t in told if "record" in t.user_attrs}
+    assert by_record
+    for record in records:
+        trial = by_record.get(record.trial) or told[record.study_number or 0]
+        assert params_key(trial.params) == params_key(record.params)
+        assert trial.state.name == {"completed": "COMPLETE", "pruned": "PRUNED"}[record.state]
+        if record.state == "completed":
+            assert trial.value == record.value
+    values = {params_key(record.params): record.value for record in records if record.state == "completed"}
+    for trial in told:
+        assert trial.state.is_finished()
+        if trial.state == optuna.trial.TrialState.COMPLETE:
+            assert trial.value == values[params_key(trial.params)]

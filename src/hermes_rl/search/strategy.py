@@ -18,6 +18,7 @@ from hermes_rl.search.trial import FINISHED, Stage, TrialRecord
 
 _CONSTRAINT = "allowed"
 _WARM = "from_search"
+_RECORD = "record"
 _MAX_ASKED = 5
 _MAX_DRAWS = 2000
 FIRST_WIDTH = 0.4
@@ -161,7 +162,7 @@ class Strategy:
         Returns:
             configurations that the study had chosen and no record knows: they come next.
         """
-        by_number = {r.study_number: r for r in records if r.study_number is not None}
+        by_number, claimed = self._match(records)
         drawn = [r for r in records if r.stage in ("search", "refine")]
         seen = {params_key(r.params): r for r in drawn}
         forgotten: list[Proposal] = []
@@ -170,6 +171,9 @@ class Strategy:
                 continue
             trial = optuna.Trial(self.study, frozen._trial_id)
             record = by_number.get(frozen.number)
+            if record is None and frozen.number in claimed:
+                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                continue
             if record is None:
                 # Drawn, but the process ended before it was started or was found to be known already.
                 proposal = self._settle(trial, seen, self._stage(len(drawn) + len(forgotten)))
@@ -183,6 +187,47 @@ class Strategy:
             if record.state in FINISHED:
                 self.tell(record)
         return forgotten
+
+    def _match(self, records: Sequence[TrialRecord]) -> tuple[dict[int, TrialRecord], set[int]]:
+        """The record of each of the study's trials that has one; what the study lost is told to it anew.
+
+        The records wait for the disk and the study's journal does not: after a power cut the journal's end
+        may be missing, and a number that a record has may be free, or be another configuration's by now.
+
+        Returns:
+            number → record, and the numbers that a record had and has no more.
+        """
+        claimed: set[int] = set()
+        frozen = {t.number: t for t in self.study.get_trials(deepcopy=False)}
+        again = {t.user_attrs[_RECORD]: t.number for t in frozen.values() if _RECORD in t.user_attrs}
+        matched: dict[int, TrialRecord] = {}
+        for record in records:
+            if record.study_number is None:
+                continue
+            record.study_number = again.get(record.trial, record.study_number)
+            known = frozen.get(record.study_number)
+            same = known is not None and params_key(known.params) == params_key(record.params)
+            if not same or record.study_number in matched:
+                claimed.add(record.study_number)
+                record.study_number = self._add(record)
+            matched[record.study_number] = record
+        return matched, claimed
+
+    def _add(self, record: TrialRecord) -> int:
+        """A trial of the study for a record that has none, running as yet; returns its number."""
+        names = [p for p in self._space.parameters if p.name in record.params]
+        reported = [p for p in record.points(self._objectives[0].metric) if math.isfinite(p.value)]
+        single = len(self._objectives) == 1
+        self.study.add_trial(
+            optuna.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params=dict(record.params),
+                distributions={p.name: p.distribution() for p in names},
+                intermediate_values={p.step: p.value for p in reported if p.step > 0} if single else {},
+                user_attrs={_RECORD: record.trial},
+            )
+        )
+        return self.study.get_trials(deepcopy=False)[-1].number
 
     def _stage(self, drawn: int) -> Stage:
         return "search" if drawn < self._planned else "refine"
