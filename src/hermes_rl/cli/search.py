@@ -92,7 +92,7 @@ def start(
     from hermes_rl.search.definition import define_search, read_definition_file
     from hermes_rl.search.orchestrator import create_search
     from hermes_rl.search.run_trials import RunTrials
-    from hermes_rl.search.sweeps import read_sweep_file
+    from hermes_rl.search.sweeps import read_sweep_file, sweep_notes
 
     fields: dict[str, Any] = {}
     assigned = parse_assignments(assign) if assign else {}
@@ -130,6 +130,8 @@ def start(
     if any(value is not None for value in limits.values()):
         fields["budget"] = {**fields.get("budget", {}), **{k: v for k, v in limits.items() if v is not None}}
     definition = define_search(fields)
+    for note in sweep_notes(definition):
+        output().print(note, markup=False, soft_wrap=True)
     chosen = Workspace.resolve(workspace)
     console = output()
     checker = RunTrials(chosen, None, definition.environment, definition.profile, definition.overrides)
@@ -419,7 +421,8 @@ def sweep(search_id: SearchArgument = "last", workspace: WorkspaceOption = None)
     import yaml
 
     from hermes_rl.search.store import SearchStore
-    from hermes_rl.search.sweeps import to_sweep
+    from hermes_rl.search.sweeps import sweep_differences, to_sweep
 
-    store = SearchStore.open(Workspace.resolve(workspace), search_id)
-    typer.echo(yaml.safe_dump(to_sweep(store.load().definition), sort_keys=False), nl=False)
+    definition = SearchStore.open(Workspace.resolve(workspace), search_id).load().definition
+    text = yaml.safe_dump(to_sweep(definition), sort_keys=False)
+    typer.echo("".join(f"# {line}\n" for line in sweep_differences(definition)) + text, nl=False)

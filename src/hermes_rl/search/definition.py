@@ -62,6 +62,7 @@ class SearchDefinition(BaseModel):
         segments: of population-based training: in how many parts a trial is cut.
         sweep: of the strategy ``wandb``: the sweep to join, ``ENTITY/PROJECT/ID``; None creates one.
         sweep_method: of the strategy ``wandb``: how a sweep that is created chooses.
+        sweep_config: the W&B sweep file that the search was read from; a sweep that is created keeps to it.
         refine: how many of the best are explored in a shrinking neighbourhood afterwards.
         refine_rounds: how many times each of them, each time in half the neighbourhood.
         objectives: what is looked for; several give a Pareto front.
@@ -91,6 +92,7 @@ class SearchDefinition(BaseModel):
     segments: int = Field(5, ge=2, le=100)
     sweep: str | None = None
     sweep_method: SweepMethod = "bayes"
+    sweep_config: dict[str, Any] = {}
     refine: int = Field(0, ge=0, le=20)
     refine_rounds: int = Field(2, ge=1, le=10)
     objectives: list[str] = Field(["eval_percent_correct"], min_length=1)

@@ -27,7 +27,7 @@ from hermes_rl.search.store import SearchFile, SearchStore
 from hermes_rl.search.strategy import Strategy
 from hermes_rl.search.sweep_service import WandbSweep, full_path, require_wandb
 from hermes_rl.search.sweep_strategy import SweepStrategy
-from hermes_rl.search.sweeps import to_sweep
+from hermes_rl.search.sweeps import check_sweep, to_sweep
 from hermes_rl.search.trial import FINISHED, Stage, TrialRecord, curve_rows
 from hermes_rl.search.warm_start import resolve_warm_start, warm_records
 
@@ -146,6 +146,8 @@ def _context_names(definition: SearchDefinition) -> list[str]:
 
 def create_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchStore:
     """Check a search and make its folder; nothing is started."""
+    if definition.strategy == "wandb":
+        require_wandb()
     definition = prepare_search(workspace, definition, runner)
     return SearchStore.create(workspace, definition, runner.defaults(definition.build_space().names))
 
@@ -161,10 +163,7 @@ def prepare_search(workspace, definition: SearchDefinition, runner: TrialRunner)
         SearchError: parts of it do not fit together.
     """
     definition = resolve_warm_start(workspace, check_space(definition, runner), runner)
-    if definition.strategy == "wandb":
-        require_wandb()
-        if definition.sweep is None:
-            to_sweep(definition)  # raises for what a sweep cannot say
+    check_sweep(definition)
     later = _evaluate_often_enough(definition, runner)
     changed = {
         name: value
