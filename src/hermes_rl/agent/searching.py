@@ -156,7 +156,7 @@ def stop_search(session: AgentSession, request: StopSearch) -> dict[str, Any]:
 
 
 def get_search_results(session: AgentSession, request: GetSearchResults) -> dict[str, Any]:
-    """The ranked trials, the best configuration and the files."""
+    """The ranked trials, the best configuration and the files, which are written anew."""
     from hermes_rl.search.report import sentences, write_report
     from hermes_rl.search.summary import summarize
 

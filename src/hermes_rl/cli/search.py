@@ -358,7 +358,7 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
 
     from hermes_rl.cli.console import number_text
     from hermes_rl.search.store import SearchStore, list_search_ids
-    from hermes_rl.search.summary import progress_sentence, summarize
+    from hermes_rl.search.summary import format_error, progress_sentence, summarize
 
     chosen = Workspace.resolve(workspace)
     ids = list_search_ids(chosen)
@@ -376,6 +376,7 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
         definition = summary.file.definition
         planned = max(definition.planned_trials(), len(summary.records))
         best = number_text(summary.best.value if summary.best else None)
+        best += f" {format_error(summary.best)}" if summary.best else ""
         progress = progress_sentence(summary.records, planned)
         table.add_row(search_id, definition.environment, definition.strategy, summary.state, progress, best)
     console.print(table)
