@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.search_simulation import search
 
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.agent.toolset import call
+from hermes_rl.agent.toolset import TOOLS, call
 from hermes_rl.config import Workspace
 
 POLICY = """
@@ -82,3 +83,17 @@ def test_an_agent_can_search_a_space_of_many_points_and_constrain_it_by_what_it_
     answer = call(session, "rl_start_search", given)
     assert "error" not in answer, answer
     assert answer["planned_trials"] == 24
+
+
+def test_a_tool_that_says_it_changes_nothing_changes_nothing(tmp_path: Path) -> None:
+    store, _, loop = search(tmp_path, space={"batch_size": [16, 32]})
+    loop.run()
+    session = AgentSession(store.workspace)
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in store.folder.rglob("*") if path.name != "lock"}
+
+    for name in ("rl_check_search", "rl_get_search_results"):
+        before = files()
+        assert "error" not in call(session, name, {"search_id": store.search_id})
+        assert TOOLS[name].read_only == (files() == before)
