@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import HermesRLError, SearchError
 from hermes_rl.search.definition import define_search, read_definition_file
 from hermes_rl.search.expression import Condition
+from hermes_rl.search.orchestrator import prepare_search
 from hermes_rl.search.space import (
     Choice,
     Int,
@@ -317,3 +320,17 @@ def test_whatever_a_parameter_is_given_it_is_one_or_an_error_of_ours(name: Any, 
     with contextlib.suppress(SearchError):
         parameter = parse_parameter(name, value)
         assert parse_parameter(parameter.name, parameter.table()) == parameter
+
+
+def test_the_example_in_the_guide_is_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_RL_WORKSPACE", str(tmp_path))
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", guide.partition("## From Python")[2], re.DOTALL)
+    assert example is not None
+    code, _, run = example[1].partition("store = create_search(")
+    assert "drive(workspace, store.search_id)" in run
+    names: dict[str, Any] = {}
+    exec(code, names)
+    checked = prepare_search(names["workspace"], names["definition"], names["trials"])
+    assert checked.planned_trials() == 12
+    assert checked.build_space().parameters[2] == Int("group_size", 4, 16, step=4)
