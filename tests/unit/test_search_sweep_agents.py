@@ -128,3 +128,18 @@ def test_commands_are_read_as_the_service_writes_them() -> None:
     assert split_path(PATH) == ("somebody", "tuning", "abc")
     with pytest.raises(SearchError, match="ENTITY/PROJECT/ID"):
         split_path("abc")
+
+
+def test_a_default_that_the_sweep_stopped_is_run_to_its_end_outside_it() -> None:
+    for state, again in (("completed", False), ("pruned", True), ("failed", True)):
+        chooser = strategy(Script([Command("exit")]), Clock())
+        tried = record("one").model_copy(update={"is_default": True, "state": state})
+        assert chooser.next([tried]) is None  # hears that the sweep is over
+        proposal = chooser.next([tried])
+        assert (proposal is not None) == again
+        if proposal is not None:
+            assert (proposal.stage, proposal.params, proposal.sweep) == ("default", {"lora_rank": 32}, None)
+            outside = record("", 1).model_copy(
+                update={"is_default": True, "state": state, "stage": "default"}
+            )
+            assert chooser.next([tried, outside]) is None  # once, whatever becomes of it

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.arguments import CheckSearch, GetSearchResults, StartSearch, StopSearch
 from hermes_rl.agent.pacing import SHORTEST_SECONDS, bounded
 from hermes_rl.agent.patience import within
 from hermes_rl.agent.session import AgentSession
-from hermes_rl.config import check_value, find_profile, without_secrets
+from hermes_rl.config import CatalogueField, check_value, find_profile, without_secrets
 from hermes_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hermes_rl.search.space import Range
 
 DEFAULT_PRESET = "article-grid"
 _FIELDS = (
@@ -52,6 +55,7 @@ def start_search(session: AgentSession, request: StartSearch) -> dict[str, Any]:
     _check_policy(session, definition)
     runner = RunTrials(session.workspace, None, environment, profile, definition.overrides)
     store = create_search(session.workspace, definition, runner)
+    definition = store.load().definition  # with what was found out on the way
     detach(session.workspace, store.search_id)
     session.latest_search = store.search_id
     answer: dict[str, Any] = {
@@ -75,6 +79,8 @@ def start_search(session: AgentSession, request: StartSearch) -> dict[str, Any]:
 
 def _check_policy(session: AgentSession, definition: Any) -> None:
     """A search may only set what its caller could set by hand."""
+    from hermes_rl.search.space import Choice
+
     policy = session.policy()
     environment, _ = session.environment(policy)
     for parameter in definition.build_space().parameters:
@@ -86,6 +92,24 @@ def _check_policy(session: AgentSession, definition: Any) -> None:
             )
         for value in parameter.edges():
             check_value(field, value)
+        if field.choices is not None and not isinstance(parameter, Choice):
+            _check_choices(field, parameter)
+
+
+def _check_choices(field: CatalogueField, parameter: Range) -> None:
+    """A range may only hold values that the field can be given one by one."""
+    allowed = f"a list of {', '.join(map(str, field.choices or ()))}"
+    if not parameter.whole:
+        raise ConfigError(
+            f"{field.name} takes a few values only: it cannot be searched over a continuous range.",
+            allowed=allowed,
+        )
+    step = 1 if parameter.log else parameter.step
+    for value in range(int(parameter.low), int(parameter.high) + 1, step):
+        if value not in (field.choices or ()):  # reached soon: there are few choices
+            raise ConfigError(
+                f"The range {parameter.describe()} of {field.name} holds {value}.", allowed=allowed
+            )
 
 
 def check_search(session: AgentSession, request: CheckSearch) -> dict[str, Any]:
@@ -146,7 +170,7 @@ def stop_search(session: AgentSession, request: StopSearch) -> dict[str, Any]:
 
 
 def get_search_results(session: AgentSession, request: GetSearchResults) -> dict[str, Any]:
-    """The ranked trials, the best configuration and the files."""
+    """The ranked trials, the best configuration and the files, which are written anew."""
     from hermes_rl.search.report import sentences, write_report
     from hermes_rl.search.summary import summarize
 

@@ -56,7 +56,7 @@ TOOLS: dict[str, Tool] = {
         Tool("rl_start_search", arguments.StartSearch, searching.start_search),
         Tool("rl_check_search", arguments.CheckSearch, searching.check_search, True),
         Tool("rl_stop_search", arguments.StopSearch, searching.stop_search),
-        Tool("rl_get_search_results", arguments.GetSearchResults, searching.get_search_results, True),
+        Tool("rl_get_search_results", arguments.GetSearchResults, searching.get_search_results),
     )
 }
 """Name → tool, in the order in which an agent uses them."""

@@ -78,7 +78,7 @@ def start(
     max_tokens: Annotated[int | None, typer.Option(help="End after this many trained tokens in all.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="End after this many minutes.")] = None,
     warm_start: Annotated[
-        str | None, typer.Option(help="Begin with the results of an earlier search.")
+        str | None, typer.Option(help="With tpe or gp: begin with the results of an earlier search.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print what would run; start nothing.")
@@ -101,7 +101,7 @@ def start(
     from hermes_rl.search.definition import define_search, read_definition_file
     from hermes_rl.search.orchestrator import create_search
     from hermes_rl.search.run_trials import RunTrials
-    from hermes_rl.search.sweeps import read_sweep_file
+    from hermes_rl.search.sweeps import read_sweep_file, sweep_notes
 
     fields: dict[str, Any] = {}
     assigned = parse_assignments(assign) if assign else {}
@@ -139,16 +139,19 @@ def start(
     if any(value is not None for value in limits.values()):
         fields["budget"] = {**fields.get("budget", {}), **{k: v for k, v in limits.items() if v is not None}}
     definition = define_search(fields)
+    for note in sweep_notes(definition):
+        output().print(note, markup=False, soft_wrap=True)
     chosen = Workspace.resolve(workspace)
     console = output()
     checker = RunTrials(chosen, None, definition.environment, definition.profile, definition.overrides)
     if dry_run:
-        from hermes_rl.search.orchestrator import check_space
+        from hermes_rl.search.orchestrator import prepare_search
 
-        check_space(definition, checker)
+        definition = prepare_search(chosen, definition, checker)
         _print_plan(console, chosen, definition, checker)
         return
     store = create_search(chosen, definition, checker)
+    definition = store.load().definition
     count = f"{definition.planned_trials()} trials"
     if definition.strategy == "pbt":
         count = f"{definition.population()} members in {definition.segments} segments"
@@ -387,7 +390,7 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
 
     from hermes_rl.cli.console import number_text
     from hermes_rl.search.store import SearchStore, list_search_ids
-    from hermes_rl.search.summary import progress_sentence, summarize
+    from hermes_rl.search.summary import format_error, progress_sentence, summarize
 
     chosen = Workspace.resolve(workspace)
     ids = list_search_ids(chosen)
@@ -406,6 +409,7 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
         definition = summary.file.definition
         planned = max(definition.planned_trials(), len(summary.records))
         best = number_text(summary.best.value if summary.best else None)
+        best += f" {format_error(summary.best)}" if summary.best else ""
         progress = progress_sentence(summary.records, planned)
         table.add_row(search_id, definition.environment, definition.strategy, summary.state, progress, best)
     console.print(table)
@@ -466,7 +470,8 @@ def sweep(search_id: SearchArgument = "last", workspace: WorkspaceOption = None)
     import yaml
 
     from hermes_rl.search.store import SearchStore
-    from hermes_rl.search.sweeps import to_sweep
+    from hermes_rl.search.sweeps import sweep_differences, to_sweep
 
-    store = SearchStore.open(Workspace.resolve(workspace), search_id)
-    typer.echo(yaml.safe_dump(to_sweep(store.load().definition), sort_keys=False), nl=False)
+    definition = SearchStore.open(Workspace.resolve(workspace), search_id).load().definition
+    text = yaml.safe_dump(to_sweep(definition), sort_keys=False)
+    typer.echo("".join(f"# {line}\n" for line in sweep_differences(definition)) + text, nl=False)

@@ -14,7 +14,7 @@ from hermes_rl.config import DEFAULT_ENVIRONMENT, DEFAULT_PROFILE
 from hermes_rl.errors import SearchError
 from hermes_rl.search.objective import Objective
 from hermes_rl.search.presets import PRESETS
-from hermes_rl.search.space import Space, build_space
+from hermes_rl.search.space import MOST_POINTS, Space, build_space, space_tables
 
 StrategyName = Literal["grid", "random", "tpe", "gp", "wandb", "pbt"]
 PrunerName = Literal["none", "median", "asha", "promote", "hyperband"]
@@ -62,6 +62,7 @@ class SearchDefinition(BaseModel):
         segments: of population-based training: in how many parts a trial is cut.
         sweep: of the strategy ``wandb``: the sweep to join, ``ENTITY/PROJECT/ID``; None creates one.
         sweep_method: of the strategy ``wandb``: how a sweep that is created chooses.
+        sweep_config: the W&B sweep file that the search was read from; a sweep that is created keeps to it.
         refine: how many of the best are explored in a shrinking neighbourhood afterwards.
         refine_rounds: how many times each of them, each time in half the neighbourhood.
         objectives: what is looked for; several give a Pareto front.
@@ -76,6 +77,8 @@ class SearchDefinition(BaseModel):
         overrides: fields set alike in all trials.
         budget: limits over the whole search.
         warm_start: id of an earlier search whose results the strategy begins with.
+        in_force: the values of the fields that constraints and conditions read, as they are where a trial
+            does not set them; filled in when the search is created.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -89,6 +92,7 @@ class SearchDefinition(BaseModel):
     segments: int = Field(5, ge=2, le=100)
     sweep: str | None = None
     sweep_method: SweepMethod = "bayes"
+    sweep_config: dict[str, Any] = {}
     refine: int = Field(0, ge=0, le=20)
     refine_rounds: int = Field(2, ge=1, le=10)
     objectives: list[str] = Field(["eval_percent_correct"], min_length=1)
@@ -103,6 +107,12 @@ class SearchDefinition(BaseModel):
     overrides: dict[str, Any] = {}
     budget: Budget = Budget()
     warm_start: str | None = None
+    in_force: dict[str, Any] = {}
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _space_is_plain(cls, value: Any) -> dict[str, Any]:
+        return space_tables(value)
 
     @field_validator("objectives")
     @classmethod
@@ -117,16 +127,27 @@ class SearchDefinition(BaseModel):
             raise SearchError(
                 f"{', '.join(both)} is both searched and set.", hint="Leave one of the two out."
             )
-        if self.strategy == "grid" or (self.strategy == "wandb" and self.sweep_method == "grid"):
-            size = sum(1 for _ in space.grid())
-            if not size:
-                raise SearchError("No configuration of the grid satisfies the constraints.")
+        if self._is_grid():
+            self._has_grid(space)
         self._fits_strategy(space)
         if len(self.objectives) > 1 and self.pruner != "none":
             raise SearchError("Early stopping needs one objective, not several.", hint="Use --pruner none.")
         if len(self.objectives) > 1 and self.refine:
             raise SearchError("Refining needs one objective, not several.")
         return self
+
+    def _is_grid(self) -> bool:
+        return self.strategy == "grid" or (self.strategy == "wandb" and self.sweep_method == "grid")
+
+    def _has_grid(self, space: Space) -> None:
+        if space.size() > MOST_POINTS and self.strategy == "grid":
+            raise SearchError(
+                f"The grid has {space.describe_size()} points, more than {MOST_POINTS:,}.",
+                hint="List fewer values, give ranges of whole numbers a step (int:LOW..HIGH:STEP), or use "
+                "--strategy random, tpe or gp.",
+            )
+        if space.countable() and not space.count(1):
+            raise SearchError("No configuration of the grid satisfies the constraints.")
 
     def _fits_strategy(self, space: Space) -> None:
         """What the strategies that are not Optuna's leave out."""
@@ -166,23 +187,25 @@ class SearchDefinition(BaseModel):
         return self.trials or DEFAULT_MEMBERS
 
     def build_space(self) -> Space:
-        """The space, without the values of the fields that are not searched."""
-        return build_space(self.space, self.constraints)
+        """The space, with what is known here of the fields that are not searched."""
+        return build_space(self.space, self.constraints).with_context({**self.overrides, **self.in_force})
 
     def build_objectives(self) -> list[Objective]:
         """The objectives, the first being the one that trials are ranked by."""
         return [Objective.parse(text) for text in self.objectives]
 
     def planned_trials(self) -> int:
-        """Number of configurations that the strategy draws, refinement included."""
+        """Number of configurations that the strategy draws, refinement included.
+
+        An upper bound where the space is too large to count, or before the values in force are known.
+        """
         if self.strategy == "pbt":
             return self.population() * self.segments
         trials = self.trials or DEFAULT_TRIALS
         space = self.build_space()
-        whole = self.strategy == "grid" or (self.strategy == "wandb" and self.sweep_method == "grid")
-        if space.finite() and (whole or self.strategy != "wandb"):
-            size = sum(1 for _ in space.grid())
-            trials = min(self.trials or size, size) if whole else min(trials, size)
+        if space.finite() and (self._is_grid() or self.strategy != "wandb"):
+            wanted = (self.trials or space.size()) if self._is_grid() else trials
+            trials = space.count(wanted) if space.countable() else min(wanted, space.size())
         return trials + self.refine * self.refine_rounds
 
 
@@ -198,13 +221,14 @@ def define_search(fields: Mapping[str, Any]) -> SearchDefinition:
     """
     given = {name: value for name, value in fields.items() if value is not None}
     preset = given.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise SearchError(f"There is no preset {preset!r}.", allowed=list(PRESETS))
     for short, long in (("set", "overrides"), ("objective", "objectives")):
         if short in given:
             value = given.pop(short)
             given[long] = [value] if short == "objective" and isinstance(value, str) else value
     known = [*SearchDefinition.model_fields, "preset", "set", "objective"]
+    known.remove("in_force")
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

@@ -8,6 +8,7 @@ It runs in the process that asked for the search (``hermes-rl search start``) or
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from hermes_rl.errors import HermesRLError, SearchError
 from hermes_rl.search.chooser import Chooser, Proposal
 from hermes_rl.search.definition import SearchDefinition
 from hermes_rl.search.population import Population
-from hermes_rl.search.promotion import may_go_on, next_promotion, rung_levels, value_at
+from hermes_rl.search.promotion import furthest, may_go_on, next_promotion, rung_levels, value_at
 from hermes_rl.search.pruning import first_rung, make_pruner
 from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.runner import Observation, TrialRequest, TrialRunner
@@ -26,8 +27,9 @@ from hermes_rl.search.store import SearchFile, SearchStore
 from hermes_rl.search.strategy import Strategy
 from hermes_rl.search.sweep_service import WandbSweep, full_path, require_wandb
 from hermes_rl.search.sweep_strategy import SweepStrategy
-from hermes_rl.search.sweeps import to_sweep
+from hermes_rl.search.sweeps import check_sweep, to_sweep
 from hermes_rl.search.trial import FINISHED, Stage, TrialRecord, curve_rows
+from hermes_rl.search.warm_start import resolve_warm_start, warm_records
 
 _REPLICATION_SEED = 1_000_003
 """Distance of the first replication seed from the tuning seed, so that the two never meet."""
@@ -39,6 +41,8 @@ _SEGMENT_SEEDS = 1_009
 """Distance between the seeds of a population's segments: a later one does not begin with the same items."""
 _CHECKED_POINTS = 2000
 """Grids up to this size are checked point by point before anything starts."""
+_CHECKED_DRAWS = 100
+"""Configurations on which the constraints of other strategies are tried."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,21 @@ class Observer(Protocol):
         ...
 
 
-def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
+def check_space(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
     """Check a search against the fields' bounds before anything starts.
 
     Every value of a choice and both ends of a range, alone and, for grids, every point.
 
+    Returns:
+        the definition with the values in force that its constraints and conditions read.
+
     Raises:
         ConfigError: an unknown field, or a value out of its bounds.
-        SearchError: points of the grid contradict the fields' rules.
+        SearchError: a constraint cannot be computed, or points of the grid contradict the fields' rules.
     """
-    space = definition.build_space()
     runner.check({})
+    definition = _with_values_in_force(definition, runner)
+    space = definition.build_space()
     for parameter in space.parameters:
         for value in parameter.edges():
             try:
@@ -91,10 +99,13 @@ def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
                 if not _is_joint(error, parameter.name, len(space.parameters)):
                     raise
     if definition.strategy != "grid":
-        return
-    for at, params in enumerate(space.with_context(runner.defaults(_context_names(definition))).grid()):
+        rng = random.Random(definition.seed)
+        for _ in range(_CHECKED_DRAWS):  # what compares a number with a text fails here, not later
+            space.feasible(space.random(rng))
+        return definition
+    for at, params in enumerate(space.grid()):
         if at >= _CHECKED_POINTS:
-            return
+            break
         try:
             runner.check(params)
         except HermesRLError as error:
@@ -102,6 +113,24 @@ def check_space(definition: SearchDefinition, runner: TrialRunner) -> None:
                 f"The grid holds {format_params(params)}, which is not allowed: {error.message}",
                 hint="Leave the value out, or add a constraint such as 'group_size <= batch_size'.",
             ) from error
+    return definition
+
+
+def _with_values_in_force(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
+    """The definition with the values of the fields that its constraints and conditions read.
+
+    Also of those that are searched: a trial in which such a field does not exist has the value in force.
+
+    Raises:
+        ConfigError: there is no such field.
+        SearchError: the grid has no point that satisfies the constraints.
+    """
+    names = _context_names(definition)
+    values = runner.defaults(names)
+    for name in names:
+        runner.check({name: values[name]})
+    fields = {**definition.model_dump(), "in_force": values}
+    return SearchDefinition.model_validate(fields)
 
 
 def _is_joint(error: HermesRLError, name: str, parameters: int) -> bool:
@@ -112,21 +141,36 @@ def _is_joint(error: HermesRLError, name: str, parameters: int) -> bool:
 
 
 def _context_names(definition: SearchDefinition) -> list[str]:
-    space = definition.build_space()
-    names = {name for condition in space.constraints for name in condition.names}
-    names |= {name for p in space.parameters if p.when for name in p.when.names}
-    return sorted(names - set(space.names))
+    return sorted(definition.build_space().read_names())
 
 
 def create_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchStore:
     """Check a search and make its folder; nothing is started."""
-    check_space(definition, runner)
     if definition.strategy == "wandb":
         require_wandb()
-        if definition.sweep is None:
-            to_sweep(definition)  # raises for what a sweep cannot say
-    definition = _evaluate_often_enough(definition, runner)
+    definition = prepare_search(workspace, definition, runner)
     return SearchStore.create(workspace, definition, runner.defaults(definition.build_space().names))
+
+
+def prepare_search(workspace, definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
+    """Check a search before anything of it exists.
+
+    Returns:
+        the definition as it is kept: with the values in force, and evaluations often enough.
+
+    Raises:
+        ConfigError: an unknown field, or a value out of its bounds.
+        SearchError: parts of it do not fit together.
+    """
+    definition = resolve_warm_start(workspace, check_space(definition, runner), runner)
+    check_sweep(definition)
+    later = _evaluate_often_enough(definition, runner)
+    changed = {
+        name: value
+        for name, value in later.overrides.items()
+        if name in definition.in_force and name not in definition.overrides
+    }
+    return later.model_copy(update={"in_force": {**definition.in_force, **changed}})
 
 
 def _evaluate_often_enough(definition: SearchDefinition, runner: TrialRunner) -> SearchDefinition:
@@ -232,8 +276,8 @@ class Orchestrator:
             runner.check,
         )
         if definition.warm_start:
-            earlier = SearchStore.open(self._store.workspace, definition.warm_start)
-            strategy.warm_start([r for r in earlier.records() if r.stage in ("search", "refine")])
+            earlier = warm_records(self._store.workspace, definition, runner)
+            strategy.warm_start(definition.warm_start, earlier)
         return strategy
 
     def _join_sweep(self) -> SweepStrategy:
@@ -441,8 +485,7 @@ class Orchestrator:
         )
         if ended or not paused:
             return False
-        sign = self._objectives[0].sign
-        best = max(paused, key=lambda r: (r.rung, sign * (r.value or 0.0)))
+        best = furthest(paused, self._objectives[0])
         best.rung = len(self._levels)
         self._launch(best)
         return True
@@ -526,8 +569,9 @@ class Orchestrator:
                 known = ", ".join(sorted(observation.curves))[:300] or "none"
                 record.state, record.reason = "failed", f"the run logged no {missing} (it logged: {known})"
         else:
-            record.state = "failed"
             record.reason = observation.reason or f"the run was {observation.state} from outside"
+            # As the trainer's watchdogs and its client of the Tinker server say it.
+            record.state = "diverged" if "training has diverged" in record.reason.lower() else "failed"
         self._finish(record)
 
     def _copy(self, observation: Observation, record: TrialRecord) -> None:

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from hermes_rl.search.objective import Objective
 from hermes_rl.search.population import schedule
+from hermes_rl.search.promotion import rung_levels
 from hermes_rl.search.ranking import tuned
 from hermes_rl.search.space import Choice, Parameter, format_params, format_value, same_value
 from hermes_rl.search.summary import Summary
@@ -53,19 +54,23 @@ def _figure(title: str, caption: str, figure: go.Figure, **layout: Any) -> Figur
 
 
 def all_figures(summary: Summary) -> list[Figure | None]:
-    """Every figure for which there is data."""
-    shares = importances(summary)
+    """Every figure for which there is data; in place of some that are looked for, why there is none yet."""
+    modelled = comparable(summary)
+    shares = importances(summary, modelled)
+    few = "Not shown yet: it takes two completed trials."
+    no_importance = Figure("Importance", _why_no_importance(summary, modelled), "")
     return [
         learning_curves(summary),
         replicates(summary),
-        parallel_coordinates(summary),
-        importance(shares),
-        slices(summary),
-        contour(summary, shares),
+        parallel_coordinates(summary) or Figure("Parallel coordinates", few, ""),
+        importance(shares, modelled) or no_importance,
+        slices(summary) or Figure("Slices", few, ""),
+        contour(summary, shares, modelled) or Figure("Contour", no_importance.caption, ""),
         history(summary),
         schedules(summary),
         early_stopping(summary),
         pareto(summary),
+        cost(summary),
     ]
 
 
@@ -224,23 +229,71 @@ def slices(summary: Summary) -> Figure | None:
     )
 
 
-def _as_study(summary: Summary) -> optuna.Study | None:
-    """The completed trials whose configurations lie in the space, as a study in memory."""
+@dataclass(frozen=True)
+class Comparable:
+    """Trials inside the space whose values can be compared with each other.
+
+    Attributes:
+        points: each with its value.
+        what: which they are, in words.
+    """
+
+    points: list[tuple[TrialRecord, float]]
+    what: str
+
+
+def comparable(summary: Summary) -> Comparable:
+    """The completed trials; where early stopping left too few, what more of them were worth at one step.
+
+    Last values of trials that were stopped at different steps would say how far a trial came more than how
+    good it is. So the step is the last that at least half of the trials reached, and all count with their
+    values there.
+    """
+    done = [(r, r.value) for r in _completed(summary) if r.stage != "default" and r.value is not None]
+    if len(done) < _LEAST_FOR_IMPORTANCE:
+        metric = summary.objectives[0].metric
+        trials = [r for r in tuned(summary.records) if r.stage in ("search", "refine")]
+        at: dict[int, list[tuple[TrialRecord, float]]] = {}
+        for record in trials:
+            for point in record.points(metric):
+                if point.step > 0 and math.isfinite(point.value):
+                    at.setdefault(point.step, []).append((record, point.value))
+        enough = max(_LEAST_FOR_IMPORTANCE, len(trials) / 2)
+        steps = [step for step, points in at.items() if len(points) >= enough]
+        if steps:
+            step = max(steps)
+            what = f"the {metric} of {len(at[step])} trials at step {step}, as only {len(done)} completed"
+            return Comparable(at[step], what)
+    return Comparable(done, "the completed trials")
+
+
+def _why_no_importance(summary: Summary, modelled: Comparable) -> str:
+    if summary.file.definition.strategy == "pbt":
+        return "Not shown: a member's value comes from all that its weights went through, not its fields."
+    if len(summary.names) < 2:
+        return "Not shown: only one field is searched."
+    if len(modelled.points) < _LEAST_FOR_IMPORTANCE:
+        return (
+            f"Not shown yet: it takes {_LEAST_FOR_IMPORTANCE} trials with a value at the same step; there "
+            f"are {len(modelled.points)}."
+        )
+    return "Not shown: all values are the same."
+
+
+def _as_study(summary: Summary, modelled: Comparable) -> optuna.Study | None:
+    """Comparable trials as a study in memory; None when they are too few."""
     space = summary.file.definition.build_space()
     objective = summary.objectives[0]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize" if objective.direction == "max" else "minimize")
-    for record in _completed(summary):
-        if record.stage != "default" and record.value is not None:
-            params = space.snap(record.params)
-            distributions = {p.name: p.distribution() for p in space.parameters if p.name in params}
-            study.add_trial(
-                optuna.create_trial(params=params, distributions=distributions, value=record.value)
-            )
+    for record, value in modelled.points:
+        params = space.snap(record.params)
+        distributions = {p.name: p.distribution() for p in space.parameters if p.name in params}
+        study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
     return study if len(study.trials) >= _LEAST_FOR_IMPORTANCE else None
 
 
-def importances(summary: Summary) -> dict[str, float]:
+def importances(summary: Summary, modelled: Comparable | None = None) -> dict[str, float]:
     """Share of the objective's variance that each parameter explains.
 
     Functional ANOVA (Hutter et al., 2014), or PED-ANOVA (Watanabe et al., 2023) without scikit-learn.
@@ -249,7 +302,7 @@ def importances(summary: Summary) -> dict[str, float]:
     """
     if summary.file.definition.strategy == "pbt":
         return {}  # a member's value comes from all that its weights went through, not from its last fields
-    study = _as_study(summary)
+    study = _as_study(summary, modelled or comparable(summary))
     if study is None or len(summary.names) < 2 or len({trial.value for trial in study.trials}) < 2:
         return {}
     try:
@@ -261,28 +314,31 @@ def importances(summary: Summary) -> dict[str, float]:
         return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
-def importance(shares: Mapping[str, float]) -> Figure | None:
+def importance(shares: Mapping[str, float], modelled: Comparable) -> Figure | None:
     """How much each parameter matters."""
     if not shares:
         return None
     names = list(shares)[::-1]
     figure = go.Figure(go.Bar(x=[shares[name] for name in names], y=names, orientation="h"))
     figure.update_xaxes(title="share of the variance explained", range=[0, 1])
-    caption = "Functional ANOVA on the completed trials. With few trials a ranking more than a measurement."
+    caption = f"Functional ANOVA on {modelled.what}. With few trials a ranking more than a measurement."
     return _figure("Importance", caption, figure)
 
 
-def contour(summary: Summary, shares: Mapping[str, float]) -> Figure | None:
+def contour(summary: Summary, shares: Mapping[str, float], modelled: Comparable) -> Figure | None:
     """The objective over the two most important parameters."""
     if len(shares) < 2:
         return None
     first, second = list(shares)[:2]
     parameters = {p.name: p for p in summary.file.definition.build_space().parameters}
-    records = [r for r in _completed(summary) if first in r.params and second in r.params]
+    points = [(r, value) for r, value in modelled.points if first in r.params and second in r.params]
+    if not points:
+        return None
+    records = [record for record, _ in points]
     axes = [_axis(parameters[name], records) for name in (first, second)]
     cells: dict[tuple[float, float], list[float]] = {}
-    for x, y, record in zip(*(_in_bins(axis["values"]) for axis in axes), records, strict=True):
-        cells.setdefault((x, y), []).append(record.value or 0.0)
+    for x, y, (_, value) in zip(*(_in_bins(axis["values"]) for axis in axes), points, strict=True):
+        cells.setdefault((x, y), []).append(value)
     means = [sum(values) / len(values) for values in cells.values()]
     figure = go.Figure()
     if len({x for x, _ in cells}) > 1 and len({y for _, y in cells}) > 1:
@@ -299,14 +355,17 @@ def contour(summary: Summary, shares: Mapping[str, float]) -> Figure | None:
         y=axes[1]["values"],
         mode="markers",
         marker={"color": "#ffffff", "size": 7, "line": {"color": "#1b1f24", "width": 1}},
-        hovertext=[f"{_label(r)}<br>{r.value:.3f}" for r in records],
+        hovertext=[f"{_label(r)}<br>{value:.3f}" for r, value in points],
         hovertemplate="%{hovertext}<extra></extra>",
         showlegend=False,
     )
     for axis, update in zip(axes, (figure.update_xaxes, figure.update_yaxes), strict=True):
         update(title=axis["label"], tickvals=axis.get("tickvals"), ticktext=axis.get("ticktext"))
-    caption = "Mean over the trials at the same or about the same point; white dots are the trials."
-    return _figure(f"{first} against {second}", caption, figure)
+    caption = (
+        f"Of {modelled.what}: the mean at the same or about the same point of the two most important fields; "
+        "white dots are the trials."
+    )
+    return _figure(f"Contour: {first} against {second}", caption, figure)
 
 
 def _in_bins(values: Sequence[float]) -> Sequence[float]:
@@ -335,7 +394,11 @@ def replicates(summary: Summary) -> Figure | None:
             hovertemplate="%{hovertext}<br>%{y:.3f}<extra></extra>",
         )
     figure.update_yaxes(title=str(summary.objectives[0]))
-    caption = "Each seed changes the training items and the evaluation; lines compare like with like."
+    caption = (
+        "Each seed changes what is sampled, in training and in the evaluation, and the order of the training "
+        "items. Which questions an evaluation asks is the environment's to say; the built-in ones "
+        "ask the same whatever the seed. Lines compare like with like."
+    )
     return _figure("Replicates, seed by seed", caption, figure)
 
 
@@ -431,7 +494,66 @@ def early_stopping(summary: Summary) -> Figure | None:
     )
     figure.update_xaxes(title="trial")
     figure.update_yaxes(title="optimizer steps taken")
-    return _figure("Early stopping", "Yellow trials were stopped early.", figure)
+    promotes = summary.file.definition.pruner == "promote"
+    levels = _levels(summary) if promotes else []
+    passed = [
+        (r, level) for r in records for level in levels[: r.rung] if not r.is_default and r.step > level
+    ]
+    for level in levels:
+        figure.add_hline(y=level, line={"color": "#9aa4af", "width": 1, "dash": "dash"})
+    if passed:
+        figure.add_scatter(
+            x=[record.trial for record, _ in passed],
+            y=[level for _, level in passed],
+            mode="markers",
+            marker={"symbol": "triangle-up", "size": 11, "color": "#1b1f24"},
+            hovertext=[_label(record) for record, _ in passed],
+            hovertemplate="%{hovertext}<br>promoted past step %{y}<extra></extra>",
+        )
+    figure.update_layout(showlegend=False)
+    if not promotes:
+        return _figure("Early stopping", "Yellow trials were stopped early.", figure)
+    caption = "Dashed lines are the rungs at which trials wait; a triangle is a promotion past one."
+    return _figure("Early stopping and promotion", f"Yellow trials were stopped early. {caption}", figure)
+
+
+def _levels(summary: Summary) -> list[int]:
+    """The rungs, from the first step at which a trial was left waiting."""
+    definition = summary.file.definition
+    waited = [r.step for r in summary.records if r.state in ("paused", "pruned") and r.rung == 0 and r.step]
+    total = max((r.total_steps or 0 for r in summary.records), default=0)
+    first = definition.rungs or min(waited, default=None)
+    return [] if first is None else rung_levels(first, definition.reduction_factor, total)
+
+
+def cost(summary: Summary) -> Figure | None:
+    """What each trial and replicate cost: steps, trained tokens, seconds."""
+    from plotly.subplots import make_subplots
+
+    records = [r for r in summary.records if r.step]
+    if not records:
+        return None
+    rows: tuple[tuple[str, list[float | None]], ...] = (
+        ("optimizer steps", [r.steps_taken for r in records]),
+        ("trained tokens", [r.tokens for r in records]),
+        ("seconds", [round(r.seconds, 1) for r in records]),
+    )
+    figure = make_subplots(rows=len(rows), cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    for row, (title, values) in enumerate(rows, start=1):
+        figure.add_bar(
+            x=[r.trial for r in records],
+            y=values,
+            marker={"color": [_shade(r, summary)[0] for r in records]},
+            hovertext=[_label(r) + (" (replicate)" if r.stage == "replicate" else "") for r in records],
+            hovertemplate="%{hovertext}<br>%{y}<extra></extra>",
+            showlegend=False,
+            row=row,
+            col=1,
+        )
+        figure.update_yaxes(title=title, row=row, col=1)
+    figure.update_xaxes(title="trial", row=len(rows), col=1)
+    caption = "Of each trial and replicate; seconds are wall time beside whatever ran at the same time."
+    return _figure("Cost of each trial", caption, figure, height=560)
 
 
 def pareto(summary: Summary) -> Figure | None:

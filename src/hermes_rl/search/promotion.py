@@ -8,6 +8,7 @@ from its checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hermes_rl.search.objective import Objective
@@ -36,14 +37,18 @@ def may_go_on(
     level: int,
     reduction_factor: int,
 ) -> bool:
-    """Whether a trial is in the best part of those that reached a rung so far."""
+    """Whether a trial is in the best part of those that reached a rung so far.
+
+    One whose value is no finite number has reached the rung and never goes on.
+    """
     reached = {
         r.trial: value
         for r in records
         if r.stage in ("search", "refine") and (value := value_at(r, objective, level)) is not None
     }
     places = len(reached) // reduction_factor
-    best = sorted(reached, key=lambda trial: (-objective.sign * reached[trial], trial))[:places]
+    finite = [trial for trial, value in reached.items() if math.isfinite(value)]
+    best = sorted(finite, key=lambda trial: (-objective.sign * reached[trial], trial))[:places]
     return record.trial in best
 
 
@@ -62,3 +67,13 @@ def next_promotion(
         if paused:
             return max(paused, key=lambda r: objective.sign * (value_at(r, objective, levels[rung]) or 0.0))
     return None
+
+
+def furthest(paused: Sequence[TrialRecord], objective: Objective) -> TrialRecord:
+    """The paused trial that came furthest, the best of several; one without a finite value comes last."""
+
+    def place(record: TrialRecord) -> tuple[bool, int, float]:
+        finite = record.value is not None and math.isfinite(record.value)
+        return finite, record.rung, objective.sign * (record.value or 0.0) if finite else 0.0
+
+    return max(paused, key=place)

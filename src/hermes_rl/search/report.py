@@ -32,7 +32,7 @@ from hermes_rl.search.summary import (
     write_best,
     write_schedule,
 )
-from hermes_rl.search.trial import TrialRecord
+from hermes_rl.search.trial import FINISHED, TrialRecord
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1100px;padding:0 1rem;
@@ -164,7 +164,9 @@ def as_csv(summary: Summary) -> str:
     objectives = [str(objective) for objective in summary.objectives]
     head = ["rank", "trial", "stage", "state", "is_default", "replicate_of", "seed", "run_id", *summary.names]
     writer = csv.writer(out)
-    writer.writerow([*head, *objectives, "standard_error", "eval_count", "step", "seconds", "reason"])
+    writer.writerow(
+        [*head, *objectives, "standard_error", "eval_count", "step", "tokens", "seconds", "reason"]
+    )
     ranks = {ranked.record.trial: ranked.rank for ranked in summary.ranked}
     for r in summary.records:
         writer.writerow(
@@ -181,7 +183,7 @@ def as_csv(summary: Summary) -> str:
                 ),
                 *(r.params.get(name) for name in summary.names),
                 *(r.values or [None] * len(objectives)),
-                *(r.standard_error, r.eval_count, r.step, round(r.seconds, 3), r.reason),
+                *(r.standard_error, r.eval_count, r.step, r.tokens, round(r.seconds, 3), r.reason),
             ]
         )
     return out.getvalue()
@@ -198,9 +200,40 @@ def markdown(store: SearchStore, summary: Summary, best_file: Path | None) -> st
     ]
     if best_file is not None:
         lines += ["Train with the best configuration:", "", f"    {train_command(summary, best_file)}", ""]
-    lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(table_row(summary, ranked)) + " |" for ranked in summary.ranked]
+    if summary.replication is not None:
+        lines += ["## Replicates on fresh seeds", "", *_markdown_table(*_replicates(summary.replication)), ""]
+    lines += ["## Ranking", ""]
+    lines += _markdown_table(header, [table_row(summary, ranked) for ranked in summary.ranked])
+    lines += ["", "## Cost", "", *_markdown_table(*_costs(summary))]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _costs(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """What the trials cost, by what became of them."""
+    tried = [r for r in summary.records if r.stage != "replicate"]
+    kinds = [
+        ("completed", [r for r in tried if r.state == "completed"]),
+        ("stopped early", [r for r in tried if r.state == "pruned"]),
+        ("failed or diverged", [r for r in tried if r.state in ("failed", "diverged")]),
+        ("not ended", [r for r in tried if r.state not in FINISHED]),
+        ("replicates", [r for r in summary.records if r.stage == "replicate"]),
+        ("all", summary.records),
+    ]
+    rows = []
+    for kind, records in kinds:
+        if records:
+            count, seconds = len(records), sum(r.seconds for r in records)
+            steps, tokens = sum(r.steps_taken for r in records), [r.tokens for r in records if r.tokens]
+            row = [kind, str(count), str(steps), f"{steps / count:.1f}"]
+            row += [f"{sum(tokens):,}", f"{sum(tokens) / count:,.0f}"] if tokens else ["", ""]
+            rows.append([*row, f"{seconds:.0f}", f"{seconds / count:.1f}"])
+    header = ["trials", "count", "steps", "steps each", "trained tokens", "tokens each", "seconds"]
+    return [*header, "seconds each"], rows
 
 
 def as_html(store: SearchStore, summary: Summary, best_file: Path | None) -> str:
@@ -227,6 +260,7 @@ def as_html(store: SearchStore, summary: Summary, best_file: Path | None) -> str
     if summary.replication is not None:
         body += ["<h2>Replicates on fresh seeds</h2>", _replicates_table(summary.replication)]
     body += ["<h2>Ranking</h2>", _html_table(summary)]
+    body += ["<h2>Cost</h2>", _plain_table(*_costs(summary))]
     for figure in figures:
         body.append(
             f"<h2>{html.escape(figure.title)}</h2><p class=note>{html.escape(figure.caption)}</p>{figure.div}"
@@ -242,23 +276,41 @@ def as_html(store: SearchStore, summary: Summary, best_file: Path | None) -> str
     )
 
 
-def _replicates_table(replication: Replication) -> str:
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in ("trial", "mean", "in the search", "seeds", "to the default", "interval", "configuration")
-    )
+def _replicates(replication: Replication) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table of replicates; the error is the mean's, from the evaluation alone."""
+    header = ["trial", "mean", "std. error", "in the search", "seeds", "to the default", "interval"]
+    header += ["configuration"]
     rows = []
     for arm in replication.arms:
-        difference = arm.difference
-        cells = [
-            str(arm.record.trial),
-            f"{arm.mean:.3f}",
-            f"{arm.record.value:.3f}",
-            str(len(arm.values)),
-            "" if difference is None else f"{difference.mean:+.3f}",
-            "" if difference is None else f"{difference.low:+.3f} to {difference.high:+.3f}",
-            format_params(arm.record.params) + (" (default)" if arm.record.is_default else ""),
-        ]
+        difference, errors = arm.difference, list(arm.errors.values())
+        error = math.hypot(*errors) / len(errors) if errors and all(errors) else None
+        rows.append(
+            [
+                str(arm.record.trial),
+                f"{arm.mean:.3f}",
+                "" if error is None else f"± {error:.3f}",
+                f"{arm.record.value:.3f}",
+                str(len(arm.values)),
+                "" if difference is None else f"{difference.mean:+.3f}",
+                "" if difference is None else f"{difference.low:+.3f} to {difference.high:+.3f}",
+                format_params(arm.record.params) + (" (default)" if arm.record.is_default else ""),
+            ]
+        )
+    return header, rows
+
+
+def _plain_table(header: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=wide><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _replicates_table(replication: Replication) -> str:
+    header, lines = _replicates(replication)
+    head = "".join(f"<th>{name}</th>" for name in header)
+    rows = []
+    for arm, cells in zip(replication.arms, lines, strict=True):
         kind = "best" if arm.record is replication.recommended else "default" if arm.record.is_default else ""
         rows.append(f"<tr class='{kind}'>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
     verdict = f"<p class=verdict>{html.escape(replication.sentence)}</p>"

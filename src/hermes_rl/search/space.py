@@ -4,7 +4,7 @@ Three ways to write the same parameter::
 
     learning_rate = { log_uniform = [1e-5, 2e-4] }     # a TOML file
     --space learning_rate=log:1e-5..2e-4               # the command line
-    LogUniform("learning_rate", 1e-5, 2e-4)            # Python
+    LogUniform("learning_rate", 1e-5, 2e-4)            # Python, in a list or by the field's name
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ SHORTHAND = (
     "int:LOW..HIGH:STEP or int:log:LOW..HIGH"
 )
 Scalar = bool | int | float | str | None
+MOST_POINTS = 10_000
+"""Spaces of more points than this have no grid, and are never gone through point by point."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,24 @@ class Choice:
     def __post_init__(self) -> None:
         if not self.values:
             raise SearchError(f"{self.name} has no values to choose from.")
+        for value in self.values:
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if not finite or not isinstance(value, Scalar):
+                raise SearchError(
+                    f"{self.name}: {value!r} cannot be a value to choose.",
+                    allowed="finite numbers, true, false, texts; a list or a table as its JSON text",
+                )
         if len(set(map(repr, self.values))) < len(self.values):
             raise SearchError(f"{self.name} lists a value twice: {list(self.values)}.")
 
-    def grid(self) -> tuple[Scalar, ...]:
+    def grid(self) -> Sequence[Scalar]:
         """Every value."""
         return self.values
+
+    def table(self) -> Any:
+        """As a TOML file writes it."""
+        values = list(self.values)
+        return values if self.when is None else {"choice": values, "when": self.when.text}
 
     def distribution(self) -> optuna.distributions.BaseDistribution:
         """The same as Optuna names it."""
@@ -113,6 +127,8 @@ class Range:
     when: Condition | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.step, bool) or not isinstance(self.step, int):
+            raise SearchError(f"{self.name}: the step {self.step!r} is not a whole number.")
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
             raise SearchError(f"{self.name}: the range {self.low:g}..{self.high:g} is empty or upside down.")
         if self.log and self.low <= 0:
@@ -122,7 +138,7 @@ class Range:
         if self.whole and (self.low != int(self.low) or self.high != int(self.high)):
             raise SearchError(f"{self.name}: the bounds of a range of whole numbers are whole numbers.")
 
-    def grid(self) -> tuple[Scalar, ...]:
+    def grid(self) -> Sequence[Scalar]:
         """Every value of a range of whole numbers.
 
         Raises:
@@ -133,7 +149,15 @@ class Range:
                 f"{self.name} is a continuous range, which has no grid.",
                 hint="List its values (name=1,2,3) or use --strategy random, tpe or gp.",
             )
-        return tuple(range(int(self.low), int(self.high) + 1, self.step))
+        return range(int(self.low), int(self.high) + 1, self.step)
+
+    def table(self) -> Any:
+        """As a TOML file writes it."""
+        kind = ("log_int" if self.log else "int") if self.whole else "log_uniform" if self.log else "uniform"
+        table: dict[str, Any] = {kind: list(self.edges())}
+        if self.step > 1:
+            table["step"] = self.step
+        return table if self.when is None else {**table, "when": self.when.text}
 
     def distribution(self) -> optuna.distributions.BaseDistribution:
         """The same as Optuna names it."""
@@ -344,11 +368,16 @@ class Space:
             SearchError: a parameter is a continuous range.
         """
         seen: set[str] = set()
+        names, conditional = self.names, any(parameter.when for parameter in self.parameters)
         for values in itertools.product(*(parameter.grid() for parameter in self.parameters)):
-            params = self.normal(dict(zip(self.names, values, strict=True)))
-            key = params_key(params)
-            if key not in seen and self.feasible(params):
+            params = dict(zip(names, values, strict=True))
+            if conditional:  # without the fields that do not exist, points become the same
+                params = self.normal(params)
+                key = params_key(params)
+                if key in seen:
+                    continue
                 seen.add(key)
+            if self.feasible(params):
                 yield params
 
     def mean(self, name: str, otherwise: float) -> float:
@@ -362,6 +391,37 @@ class Space:
     def finite(self) -> bool:
         """Whether the space has a grid."""
         return all(isinstance(p, Choice) or (p.whole and not p.log) for p in self.parameters)
+
+    def size(self) -> int:
+        """Number of points of a finite space, those that constraints and conditions take away included.
+
+        Raises:
+            SearchError: a parameter is a continuous range.
+        """
+        return math.prod(len(parameter.grid()) for parameter in self.parameters)
+
+    def countable(self) -> bool:
+        """Whether the points are few enough to go through, and all their conditions can be computed."""
+        return self.finite() and self.size() <= MOST_POINTS and not self.unknown_names()
+
+    def count(self, most: int | None = None) -> int:
+        """Number of points of a :meth:`countable` space, counted up to ``most``."""
+        return sum(1 for _ in itertools.islice(self.grid(), most))
+
+    def read_names(self) -> set[str]:
+        """Names of the fields that the constraints and conditions read."""
+        conditions = [*self.constraints, *(p.when for p in self.parameters if p.when is not None)]
+        return {name for condition in conditions for name in condition.names}
+
+    def unknown_names(self) -> set[str]:
+        """Fields that a constraint or condition reads and whose value is not known wherever it does."""
+        known = {p.name for p in self.parameters if p.when is None}
+        return self.read_names() - known - set(self.context)
+
+    def describe_size(self) -> str:
+        """The size of a finite space as a product: ``63 x 497 = 31,311``."""
+        sizes = [len(parameter.grid()) for parameter in self.parameters]
+        return f"{' x '.join(f'{size:,}' for size in sizes)} = {self.size():,}"
 
     def describe(self) -> dict[str, str]:
         """Parameter → its values as a person reads them."""
@@ -389,17 +449,19 @@ def parse_scalar(text: str) -> Scalar:
             return kind(text)
         except ValueError:
             continue
-    value = yaml.safe_load(text) if text else ""
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except (yaml.YAMLError, ValueError):
+        return text
     return value if isinstance(value, Scalar) else text
 
 
-def parse_shorthand(name: str, text: str, when: str | None = None) -> Parameter:
+def parse_shorthand(name: str, text: str) -> Parameter:
     """A parameter as the command line writes it: ``16,32,64``, ``log:1e-5..2e-4``, ``int:4..16:4``.
 
     Raises:
         SearchError: it cannot be read.
     """
-    condition = Condition.parse(when) if when else None
     kind, rest = "", text.strip()
     while (head := rest.partition(":")[0].strip().replace("-", "_")) in (
         "log",
@@ -421,48 +483,59 @@ def parse_shorthand(name: str, text: str, when: str | None = None) -> Parameter:
                 log="log" in kind,
                 whole="int" in kind,
                 step=int(step.removeprefix("step=") or 1),
-                when=condition,
             )
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise SearchError(f"{name}={text} is not a range.", allowed=SHORTHAND) from error
     if kind.strip() not in ("", "choice") or not rest:
         raise SearchError(f"{name}={text} cannot be read.", allowed=SHORTHAND)
-    return Choice(name, tuple(parse_scalar(part) for part in rest.split(",")), condition)
+    return Choice(name, tuple(parse_scalar(part) for part in rest.split(",")))
 
 
 _KINDS = ("choice", "uniform", "log_uniform", "int", "log_int")
 
 
-def parse_parameter(name: str, value: Any) -> Parameter:
-    """A parameter as a TOML file writes it: a list, a shorthand text, or a table.
+def parse_parameter(name: Any, value: Any) -> Parameter:
+    """A parameter as a TOML file writes it: a list, a shorthand text, or a table; or as Python makes it.
 
     Raises:
-        SearchError: it cannot be read.
+        SearchError: it cannot be read, or has another name of its own.
     """
-    if isinstance(value, list):
+    if not isinstance(name, str) or not name.strip():
+        raise SearchError(f"{name!r} is no name of a parameter.")
+    if isinstance(value, Choice | Range):
+        if value.name != name:
+            raise SearchError(f"The parameter {value.name} stands under the name {name}.")
+        return value
+    if isinstance(value, list | tuple):
         return Choice(name, tuple(value))
     if isinstance(value, str):
         return parse_shorthand(name, value)
     if not isinstance(value, dict):
         return Choice(name, (value,))
-    table = dict(value)
+    table: dict[Any, Any] = dict(value)
     when = table.pop("when", None)
     kinds = [kind for kind in _KINDS if kind in table]
     allowed = "one of " + ", ".join(_KINDS) + ", and optionally step and when"
     if len(kinds) != 1 or set(table) - {kinds[0], "step"}:
         raise SearchError(f"The parameter {name} cannot be read: {value}.", allowed=allowed)
     kind, body, step = kinds[0], table[kinds[0]], table.get("step", 1)
-    condition = Condition.parse(when) if when else None
-    if not isinstance(body, list):
+    condition = None if when is None else Condition.parse(when)
+    if not isinstance(body, list | tuple):
         raise SearchError(f"The parameter {name}: {kind} takes a list, not {body!r}.", allowed=allowed)
     if kind == "choice":
+        if "step" in table:
+            raise SearchError(f"The parameter {name}: a choice has no step.", allowed=allowed)
         return Choice(name, tuple(body), condition)
     if len(body) != 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in body):
         raise SearchError(f"The parameter {name}: {kind} takes [low, high], not {body}.", allowed=allowed)
+    try:
+        low, high = float(body[0]), float(body[1])
+    except OverflowError as error:
+        raise SearchError(f"The parameter {name}: the range {body} is too large.") from error
     return Range(
         name,
-        float(body[0]),
-        float(body[1]),
+        low,
+        high,
         log=kind.startswith("log"),
         whole=kind.endswith("int"),
         step=step,
@@ -470,9 +543,39 @@ def parse_parameter(name: str, value: Any) -> Parameter:
     )
 
 
-def build_space(parameters: Mapping[str, Any], constraints: Sequence[str] = ()) -> Space:
-    """A space from names and values as a TOML file writes them."""
+def build_space(
+    parameters: Mapping[str, Any] | Iterable[Parameter], constraints: Sequence[str] = ()
+) -> Space:
+    """A space from names and values as a TOML file writes them, or from parameters made in Python.
+
+    Raises:
+        SearchError: a parameter or a constraint cannot be read.
+    """
     return Space(
-        tuple(parse_parameter(name, value) for name, value in parameters.items()),
+        tuple(parse_parameter(name, value) for name, value in space_tables(parameters).items()),
         tuple(Condition.parse(text) for text in constraints),
     )
+
+
+def space_tables(parameters: Any) -> dict[str, Any]:
+    """Parameters by name as a TOML file writes them, from that or from parameters made in Python.
+
+    Raises:
+        SearchError: it is neither a mapping nor a list of parameters, or a name is given twice.
+    """
+    if isinstance(parameters, Mapping):
+        pairs = [(name, value) for name, value in parameters.items()]
+    elif isinstance(parameters, list | tuple) and all(isinstance(p, Choice | Range) for p in parameters):
+        pairs = [(parameter.name, parameter) for parameter in parameters]
+    else:
+        raise SearchError(
+            f"The space is {parameters!r}.",
+            allowed="a table of fields and their values, or in Python a list of parameters",
+        )
+    tables: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in tables:
+            raise SearchError(f"{name} appears twice in the space.")
+        made = isinstance(value, Choice | Range)
+        tables[name] = parse_parameter(name, value).table() if made else value
+    return tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from hermes_rl.search.space import Space, params_key
 from hermes_rl.search.trial import FINISHED, Stage, TrialRecord
 
 _CONSTRAINT = "allowed"
+_WARM = "from_search"
+_RECORD = "record"
 _MAX_ASKED = 5
 _MAX_DRAWS = 2000
 FIRST_WIDTH = 0.4
@@ -128,23 +131,30 @@ class Strategy:
             self.study.enqueue_trial(space.snap(default_params))
         self._open: dict[int, optuna.Trial] = {}
         self._reported: dict[int, set[int]] = {}
-        self._points: int | None = None
+        self._untried = iter(space.grid()) if space.countable() else None
+        self._ahead: dict[str, Any] | None = None
 
-    def warm_start(self, earlier: Sequence[TrialRecord]) -> int:
-        """Begin with the completed trials of another search that lie in this space; returns how many."""
-        if any(t.state.is_finished() for t in self.study.get_trials(deepcopy=False)):
-            return 0
-        known = 0
+    def warm_start(self, search_id: str, earlier: Sequence[TrialRecord]) -> None:
+        """Begin with completed trials of another search that lie in this space; each is added once.
+
+        Args:
+            search_id: the other search.
+            earlier: its trials.
+        """
+        known = {t.user_attrs.get(_WARM) for t in self.study.get_trials(deepcopy=False)}
         for record in earlier:
-            params = self._space.snap(record.params)
-            usable = record.state == "completed" and record.values and self._space.contains(params)
-            if usable and len(record.values or ()) == len(self._objectives):
+            source = f"{search_id}/{record.trial}"
+            if source not in known:
+                params = self._space.snap(record.params)
                 distributions = {p.name: p.distribution() for p in self._space.parameters if p.name in params}
                 self.study.add_trial(
-                    optuna.create_trial(params=params, distributions=distributions, values=record.values)
+                    optuna.create_trial(
+                        params=params,
+                        distributions=distributions,
+                        values=record.values,
+                        user_attrs={_WARM: source},
+                    )
                 )
-                known += 1
-        return known
 
     def adopt(self, records: Sequence[TrialRecord]) -> list[Proposal]:
         """Bring the study in line with the records after an interruption.
@@ -152,7 +162,7 @@ class Strategy:
         Returns:
             configurations that the study had chosen and no record knows: they come next.
         """
-        by_number = {r.study_number: r for r in records if r.study_number is not None}
+        by_number, claimed = self._match(records)
         drawn = [r for r in records if r.stage in ("search", "refine")]
         seen = {params_key(r.params): r for r in drawn}
         forgotten: list[Proposal] = []
@@ -161,6 +171,9 @@ class Strategy:
                 continue
             trial = optuna.Trial(self.study, frozen._trial_id)
             record = by_number.get(frozen.number)
+            if record is None and frozen.number in claimed:
+                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                continue
             if record is None:
                 # Drawn, but the process ended before it was started or was found to be known already.
                 proposal = self._settle(trial, seen, self._stage(len(drawn) + len(forgotten)))
@@ -174,6 +187,47 @@ class Strategy:
             if record.state in FINISHED:
                 self.tell(record)
         return forgotten
+
+    def _match(self, records: Sequence[TrialRecord]) -> tuple[dict[int, TrialRecord], set[int]]:
+        """The record of each of the study's trials that has one; what the study lost is told to it anew.
+
+        The records wait for the disk and the study's journal does not: after a power cut the journal's end
+        may be missing, and a number that a record has may be free, or be another configuration's by now.
+
+        Returns:
+            number → record, and the numbers that a record had and has no more.
+        """
+        claimed: set[int] = set()
+        frozen = {t.number: t for t in self.study.get_trials(deepcopy=False)}
+        again = {t.user_attrs[_RECORD]: t.number for t in frozen.values() if _RECORD in t.user_attrs}
+        matched: dict[int, TrialRecord] = {}
+        for record in records:
+            if record.study_number is None:
+                continue
+            record.study_number = again.get(record.trial, record.study_number)
+            known = frozen.get(record.study_number)
+            same = known is not None and params_key(known.params) == params_key(record.params)
+            if not same or record.study_number in matched:
+                claimed.add(record.study_number)
+                record.study_number = self._add(record)
+            matched[record.study_number] = record
+        return matched, claimed
+
+    def _add(self, record: TrialRecord) -> int:
+        """A trial of the study for a record that has none, running as yet; returns its number."""
+        names = [p for p in self._space.parameters if p.name in record.params]
+        reported = [p for p in record.points(self._objectives[0].metric) if math.isfinite(p.value)]
+        single = len(self._objectives) == 1
+        self.study.add_trial(
+            optuna.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params=dict(record.params),
+                distributions={p.name: p.distribution() for p in names},
+                intermediate_values={p.step: p.value for p in reported if p.step > 0} if single else {},
+                user_attrs={_RECORD: record.trial},
+            )
+        )
+        return self.study.get_trials(deepcopy=False)[-1].number
 
     def _stage(self, drawn: int) -> Stage:
         return "search" if drawn < self._planned else "refine"
@@ -205,7 +259,7 @@ class Strategy:
                 if proposal is not None:
                     return proposal
             return None
-        if self._all_tried(seen):
+        if self._untried is not None and self._next_untried(seen) is None:
             return None
         for _ in range(_MAX_ASKED):
             proposal = self._ask(seen, "search")
@@ -218,22 +272,26 @@ class Strategy:
             if params_key(params) not in seen and self._allowed(params):
                 self.study.enqueue_trial(params)
                 return self._ask(seen, "search")
-        if self._space.finite():
+        if self._ahead is not None:
+            self.study.enqueue_trial(self._ahead)
+            return self._ask(seen, "search")
+        if self._space.finite() and drawn:
             return None
         raise SearchError(
             f"{_MAX_DRAWS} configurations in a row broke a constraint or a rule of the fields.",
             hint="Widen the space or loosen the constraints.",
         )
 
-    def _all_tried(self, seen: Mapping[str, TrialRecord]) -> bool:
-        if not self._space.finite() or len(seen) < self._allowed_points():
-            return False
-        return all(params_key(params) in seen for params in self._space.grid() if self._allowed(params))
+    def _next_untried(self, seen: Mapping[str, TrialRecord]) -> dict[str, Any] | None:
+        """The first point of a small space that is allowed and was not tried; None when all were.
 
-    def _allowed_points(self) -> int:
-        if self._points is None:
-            self._points = sum(1 for params in self._space.grid() if self._allowed(params))
-        return self._points
+        What was passed over once is never looked at again: points are tried, or not allowed, for good.
+        """
+        while self._ahead is None or params_key(self._ahead) in seen:
+            self._ahead = next((p for p in self._untried or () if self._allowed(p)), None)
+            if self._ahead is None:
+                return None
+        return self._ahead
 
     def _allowed(self, params: Mapping[str, Any]) -> bool:
         if not self._space.feasible(params):
@@ -268,7 +326,12 @@ class Strategy:
         return None
 
     def _refine(self, drawn: Sequence[TrialRecord], refined: int) -> Proposal | None:
-        """A configuration near one of the best so far, nearer in each round."""
+        """A configuration near one of the best so far, nearer in each round.
+
+        None also while trials of the first phase run: which are the best is known when all have ended.
+        """
+        if any(r.stage == "search" and r.state in ("running", "stopped") for r in drawn):
+            return None
         sign = self._objectives[0].sign
         done = [r for r in drawn if r.state == "completed" and r.value is not None]
         done.sort(key=lambda r: -sign * (r.value or 0.0))
@@ -318,7 +381,13 @@ class Strategy:
         return self._definition.pruner != "none" and trial.should_prune()
 
     def tell(self, record: TrialRecord) -> None:
-        """Tell the study how a trial ended, as what it is: value, stopped early, or failed."""
+        """Tell the study how a trial ended, as what it is: value, stopped early, diverged, or failed.
+
+        Optuna has no state for a diverged trial. Told as failed, the samplers never hear of it, find its
+        region unexplored and go there again and again; told as stopped early alone, ``tpe`` takes its last
+        finite value. So ``tpe`` is told that it was stopped early and broke a constraint, which it ranks
+        behind everything, and ``gp``, which models completed trials only, the worst value seen so far.
+        """
         trial = self._open.pop(record.study_number, None) if record.study_number is not None else None
         if trial is None:
             return
@@ -326,9 +395,30 @@ class Strategy:
         if record.state == "completed" and record.values:
             self.study.tell(trial, record.values)
         elif record.state in ("pruned", "diverged") and len(self._objectives) == 1:
+            worst = self._worst(record) if self._diverged(record) else None
+            if worst is not None and isinstance(self.study.sampler, optuna.samplers.GPSampler):
+                trial.set_user_attr("diverged", True)
+                self.study.tell(trial, worst)
+                return
+            if self._diverged(record):
+                trial.set_constraint(_CONSTRAINT, 1.0)
             self.study.tell(trial, state=states.PRUNED)
         else:
             self.study.tell(trial, state=states.FAIL)
+
+    def _diverged(self, record: TrialRecord) -> bool:
+        """Whether the objective's last value was no finite number, also where a rung stopped the trial."""
+        points = record.points(self._objectives[0].metric)
+        return record.state == "diverged" or (bool(points) and not math.isfinite(points[-1].value))
+
+    def _worst(self, record: TrialRecord) -> float | None:
+        """The worst value of a completed trial or, where it compares with that, of a trial's own curve."""
+        objective = self._objectives[0]
+        states = (optuna.trial.TrialState.COMPLETE,)
+        values = [float(t.value or 0.0) for t in self.study.get_trials(deepcopy=False, states=states)]
+        if objective.reduction in ("last", "best", "mean"):
+            values += [p.value for p in record.points(objective.metric) if math.isfinite(p.value)]
+        return min(values, key=lambda value: objective.sign * value, default=None)
 
     def planned(self) -> int:
         """Number of configurations to be tried, the default outside the space included."""

@@ -68,7 +68,11 @@ class SweepStrategy:
         if sum(r.sweep_run is not None for r in records) >= self._trials:
             self._ended = True
         if self._ended:
-            known = any(r.is_default for r in records)
+            # One that the sweep stopped says nothing of where the default would have come.
+            known = any(
+                r.stage == "default" or (r.is_default and r.state in ("completed", "running", "stopped"))
+                for r in records
+            )
             return None if known else Proposal(dict(self._default), "default", None)
         for agent in self._agents:
             if agent.run_id is not None:
