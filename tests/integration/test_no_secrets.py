@@ -85,7 +85,9 @@ def test_no_secret_is_in_any_file_output_or_process_list(workspace: Workspace) -
     with ProcessList(workspace) as listed:
         shown = hermes(workspace, "run", "start", "arithmetic_tinker", "--follow")
         shown += hermes(workspace, "run", "start", "leaking", "--follow")
-        shown += hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5")
+        shown += hermes(
+            workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5", "--replicate", "0"
+        )
         shown += hermes(workspace, "run", "list") + hermes(workspace, "search", "status", "last")
         for status in runs.list_runs(workspace):
             shown += hermes(workspace, "run", "status", status.run_id)
