@@ -221,3 +221,20 @@ def test_bad_input_is_refused_in_words_before_anything_starts(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert list_search_ids(workspace) == before
+
+
+def test_what_a_trial_finds_does_not_depend_on_how_many_run_beside_it(workspace: Workspace) -> None:
+    options = ["--space", "learning_rate=4e-5,8e-5", "--replicate", "0", "--set", "total_steps=3"]
+    # As the guide to learning says, one worker and no batch from older weights make a run repeatable.
+    options += ["--set", "max_num_workers=1", "--set", "max_batches_offpolicy=0", *SHORT[2:]]
+    found = []
+    for parallel in ("1", "2"):
+        hermes(workspace, "search", "start", *options, "--parallel", parallel)
+        records = newest(workspace).records()
+        assert [record.state for record in records] == ["completed"] * 2
+        together = records[0].ended_at is not None and records[1].started_at < records[0].ended_at
+        assert together == (parallel == "2")
+        found.append([(r.params, r.points("eval_percent_correct"), r.points("loss")) for r in records])
+    assert all(len(evaluations) == len(losses) + 1 == 4 for _, evaluations, losses in found[0])
+    assert found[0][0][2] != found[0][1][2], "the two trials are not the same"
+    assert found[0] == found[1]
