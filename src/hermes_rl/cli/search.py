@@ -156,6 +156,9 @@ def start(
     count = f"{definition.planned_trials()} trials"
     if definition.strategy == "pbt":
         count = f"{definition.population()} members in {definition.segments} segments"
+    replicates = definition.planned_replicates(definition.planned_trials())
+    if replicates:
+        count += f", then up to {replicates} replicates"
     console.print(
         f"Search {store.search_id} on {definition.environment}: {definition.strategy}, "
         f"{count}, {definition.parallel} at a time.",
