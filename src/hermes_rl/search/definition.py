@@ -235,8 +235,17 @@ def define_search(fields: Mapping[str, Any]) -> SearchDefinition:
             "The search has no space.",
             hint="Give --preset article-grid, --space name=values or a file with [space].",
         )
+    return checked_definition(merged)
+
+
+def checked_definition(fields: Mapping[str, Any]) -> SearchDefinition:
+    """A definition from the fields of :class:`SearchDefinition` by their own names.
+
+    Raises:
+        SearchError: a value that is not allowed.
+    """
     try:
-        definition = SearchDefinition.model_validate(merged)
+        definition = SearchDefinition.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -10,7 +10,7 @@ import time
 from hermes_rl import runs
 from hermes_rl.config import Workspace
 from hermes_rl.errors import SearchError
-from hermes_rl.search.definition import SearchDefinition, define_search
+from hermes_rl.search.definition import SearchDefinition, checked_definition
 from hermes_rl.search.orchestrator import Observer, Orchestrator
 from hermes_rl.search.report import write_report
 from hermes_rl.search.run_trials import RunTrials
@@ -128,7 +128,7 @@ def extend(
     for name, text in (("steps", max_steps), ("tokens", max_tokens), ("minutes", max_minutes)):
         if text is not None:
             fields["budget"][name] = _changed_budget(name, text, fields["budget"][name])
-    definition = define_search(fields)
+    definition = checked_definition(fields)
     if definition != file.definition:
         if store.is_driven():
             raise SearchError(
