@@ -714,7 +714,7 @@ def test_the_first_value_that_speaks_against_a_trial_decides(tmp_path: Path) -> 
     assert states[3:] == ["pruned"] * 5
 
 
-@pytest.mark.parametrize("died", ["before the stop", "after the stop"])
+@pytest.mark.parametrize("died", ["before the stop", "after the stop", "with its runs"])
 def test_a_trial_that_was_to_be_stopped_when_the_search_was_killed_is_stopped(
     tmp_path: Path, died: str
 ) -> None:
@@ -733,6 +733,11 @@ def test_a_trial_that_was_to_be_stopped_when_the_search_was_killed_is_stopped(
     runner = DyingAtStop(training, DEFAULT)
     with pytest.raises(Interrupted):
         Orchestrator(store, runner).run()
+    if died == "with its runs":
+        runner = DyingAtStop(training, DEFAULT)
+        assert Orchestrator(store, runner).run().state == "completed"
+        assert all(r.step >= 8 and r.values for r in store.records()), "what is run again is measured again"
+        return
     assert Orchestrator(store, runner).run().state == "completed"
     record = next(r for r in store.records() if r.run_id in doomed)
     assert (record.state, record.unwanted_at) == ("pruned", 8)

@@ -299,6 +299,8 @@ class Orchestrator:
                 if observation.state in ("running", "completed"):
                     record.state, record.reason = "running", None
                     continue
+                if observation.step < (record.unwanted_at or 0):  # it was lost, and begins anew
+                    record.unwanted_at = None
                 if record.unwanted_at is not None and observation.state == "stopped":
                     self._copy(observation, record)
                     if not self._is_measured_at_end(record):
@@ -382,7 +384,7 @@ class Orchestrator:
         proposal = self._queue.pop(0) if self._queue else None
         if proposal is None and not self._exhausted:
             proposal = self._strategy.next(list(self._records.values()))
-            self._exhausted = proposal is None and not self._running() and not self._strategy.waiting()
+            self._exhausted = proposal is None and not self._searching() and not self._strategy.waiting()
         if proposal is not None:
             return self._proposed(proposal)
         return (self._unfinished_best() or self._next_replicate()) if self._exhausted else None

@@ -121,8 +121,7 @@ class RunTrials:
         else:
             self._check_beginning(request.from_run)
             untrained = None
-        if request.run_id is not None and self._workspace.run_dir(request.run_id).exists():
-            raise TrialRefusedError(f"There is a run {request.run_id} already, which cannot go on.")
+        taken = request.run_id is not None and self._workspace.run_dir(request.run_id).exists()
         try:
             run_id = runs.start(
                 self._workspace,
@@ -132,6 +131,12 @@ class RunTrials:
                 overrides={**self._overrides, **request.params},
                 from_checkpoint=request.from_run,
             )
+        except WorkspaceError as error:
+            if taken:
+                raise TrialRefusedError(
+                    f"There is a run {request.run_id} already, which cannot go on."
+                ) from error
+            raise
         except OSError as error:
             raise WorkspaceError(
                 f"The files of run {config.run.run_id} cannot be written: {error.strerror or error}."
