@@ -39,6 +39,8 @@ from hermes_rl.search.store import SearchStore
 from hermes_rl.search.trial import TrialRecord
 
 ACCURACY = Objective()
+GRID = ("--preset", "article-grid", "--replicate", "0")
+"""The article's 27 trials and no more, as the peer runs them."""
 STEPS, STEPS_PER_EVAL, GROUP_SIZE, EVALUATED, MAX_TOKENS = 50, 25, 8, 256, 512
 """The embedded profile's; the peer is given the same."""
 PEER_HALVES: tuple[dict[str, list[Any]], ...] = (
@@ -127,9 +129,9 @@ def _load() -> str:
 def early_stopping(report: Report) -> None:
     """The article's grid in full, and again with each kind of ASHA."""
     with fresh_workspace() as workspace:
-        full = search(workspace, "--preset", "article-grid")
+        full = search(workspace, *GRID)
         for pruner in ("asha", "promote"):
-            stopped = search(workspace, "--preset", "article-grid", "--pruner", pruner)
+            stopped = search(workspace, *GRID, "--pruner", pruner)
             _compare(report, pruner, full, stopped)
 
 
@@ -166,10 +168,10 @@ def against_peers(report: Report, python: str | None, whole: bool, threads: int)
     peer: list[dict[str, Any]] = []
     with fresh_workspace() as workspace:
         start_up = _peer(chosen, parts[0], threads, peer)
-        full = search(workspace, "--preset", "article-grid")
+        full = search(workspace, *GRID)
         for part in parts[1:]:
             _peer(chosen, part, threads, peer)
-        stopped = search(workspace, "--preset", "article-grid", "--pruner", "asha")
+        stopped = search(workspace, *GRID, "--pruner", "asha")
     scaled = "" if whole else "_scaled"
     total = start_up + statistics.fmean(t["seconds"] for t in peer) * trials
     report.note(f"peers/optuna_trl_grid_seconds{scaled}", total, "s")

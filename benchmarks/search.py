@@ -77,7 +77,8 @@ def training(config: Mapping[str, Any], seed: int) -> Recording:
 def run_search(
     source: Source, default: Mapping[str, Any] = DEFAULT, tick: float = 1.0, **fields: Any
 ) -> list[TrialRecord]:
-    """The trials of one whole search over replayed runs."""
+    """The trials of one whole search over replayed runs; without replicates unless they are asked for."""
+    fields = {"replicate": 0, **fields}
     with tempfile.TemporaryDirectory() as folder:
         runner = ReplayTrials(source, default, tick=tick)
         store = create_search(Workspace.resolve(folder), define_search(fields), runner)

@@ -79,3 +79,7 @@ class ServiceError(HermesRLError):
 
 class SearchError(HermesRLError):
     """A search cannot start, go on or be found."""
+
+
+class TrialRefusedError(SearchError):
+    """One trial of a search cannot be started, for a reason that the others do not share."""

@@ -42,14 +42,18 @@ def ended(session: AgentSession, search_id: str) -> dict[str, Any]:
 def test_a_search_goes_on_by_itself_and_its_best_can_be_taken(workspace: Workspace) -> None:
     session = AgentSession(workspace)
     call(session, "rl_edit_config", {"field": "group_size", "value": 4})
-    started = call(session, "rl_start_search", {"space": {"learning_rate": [2e-5, 6e-5], "batch_size": [16]}})
-    assert started["planned_trials"] == 2, started
+    started = call(
+        session,
+        "rl_start_search",
+        {"space": {"learning_rate": [2e-5, 6e-5], "batch_size": [16]}, "replicate": 1},
+    )
+    assert (started["planned_trials"], started["planned_replicates"]) == (2, 3), started
     assert started["set_in_every_trial"]["group_size"] == 4
     search_id = started["search_id"]
     found = ended(session, search_id)
     assert found["state"] == "completed", found
     # The default configuration is not in the space, so it is a trial of its own.
-    assert found["finished_trials"] >= 2
+    assert found["finished_trials"] == 6
     assert found["check_again_in_seconds"] is None
 
     results = call(session, "rl_get_search_results")

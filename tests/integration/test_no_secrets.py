@@ -86,7 +86,9 @@ def test_no_secret_is_in_any_file_output_or_process_list(workspace: Workspace) -
         project = ("--set", "wandb_project=secrets")
         shown = hermes(workspace, "run", "start", "arithmetic_tinker", "--follow", *project, wandb="offline")
         shown += hermes(workspace, "run", "start", "leaking", "--follow", *project, wandb="offline")
-        shown += hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5")
+        shown += hermes(
+            workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5", "--replicate", "0"
+        )
         shown += hermes(workspace, "run", "list") + hermes(workspace, "search", "status", "last")
         for status in runs.list_runs(workspace):
             shown += hermes(workspace, "run", "status", status.run_id)

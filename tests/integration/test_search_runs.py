@@ -20,8 +20,9 @@ from hermes_rl.search.drive import stop_search
 from hermes_rl.search.store import SearchStore, list_search_ids
 from hermes_rl.search.summary import summarize
 
-TINY = ["--set", "total_steps=2", "--set", "steps_per_eval=1", "--set", "num_requests_for_eval=16"]
-TINY += ["--set", "group_size=4", "--set", "batch_size=8"]
+SHORT = ["--set", "total_steps=2", "--set", "steps_per_eval=1", "--set", "num_requests_for_eval=16"]
+SHORT += ["--set", "group_size=4", "--set", "batch_size=8"]
+TINY = [*SHORT, "--replicate", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +78,26 @@ def newest(workspace: Workspace) -> SearchStore:
 
 
 def test_one_command_searches_and_its_last_line_trains_with_the_best(workspace: Workspace) -> None:
-    done = hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5", *TINY)
+    done = hermes(workspace, "search", "start", "--space", "learning_rate=4e-5,8e-5", *SHORT)
     store = newest(workspace)
     summary = summarize(store)
     assert summary.state == "completed"
-    assert [record.state for record in summary.records] == ["completed", "completed"], done.stdout
+    assert [record.state for record in summary.records] == ["completed"] * 8, done.stdout
     assert all(record.eval_count == 16 and record.step == 2 for record in summary.records)
+    # Both were run again on three fresh seeds, and what that allows to say is said.
+    replicates = [(record.replicate_of, record.seed) for record in summary.records[2:]]
+    assert len(set(replicates)) == 6
+    assert {trial for trial, _ in replicates} == {0, 1}
+    assert summary.replication is not None
+    assert summary.replication.sentence in done.stdout
+    assert "One run of each is no proof" not in done.stdout
     assert all(len(record.points("eval_percent_correct")) >= 2 for record in summary.records)
     assert "The default configuration came" in done.stdout
     assert "\x1b[" not in done.stdout
     tagged = runs.list_runs(workspace, store.search_id)
-    assert {run.trial for run in tagged} == {0, 1}
+    assert {run.trial for run in tagged} == set(range(8))
     # Every trial begins from the same weights and sees the same evaluation items.
-    assert len({record.points("eval_percent_correct")[0].value for record in summary.records}) == 1
+    assert len({record.points("eval_percent_correct")[0].value for record in summary.records[:2]}) == 1
 
     command = done.stdout.strip().splitlines()[-1]
     best = store.folder / "best.yaml"
@@ -97,7 +105,8 @@ def test_one_command_searches_and_its_last_line_trains_with_the_best(workspace: 
     dry = hermes(workspace, "run", "start", "arithmetic_tinker", "--config", str(best), "--dry-run")
     config = yaml.safe_load(dry.stdout)
     assert summary.best is not None
-    assert config["tinker"]["learning_rate"] == summary.best.params["learning_rate"]
+    assert summary.recommended is not None
+    assert config["tinker"]["learning_rate"] == summary.recommended.params["learning_rate"]
     assert config["env"]["total_steps"] == 2
     data = json.loads(hermes(workspace, "search", "results", "last", "--json").stdout)
     assert data["best"]["params"] == summary.best.params
@@ -149,7 +158,8 @@ def test_a_stopped_search_leaves_no_run_behind_and_can_be_extended(workspace: Wo
 def test_a_promoted_trial_goes_on_from_its_checkpoint(workspace: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "search.toml"
     file.write_text(
-        "pruner = 'promote'\nrungs = 2\nreduction_factor = 2\n[space]\nlearning_rate = [2e-5, 3e-5, 5e-5]\n"
+        "pruner = 'promote'\nreplicate = 0\nrungs = 2\nreduction_factor = 2\n"
+        "[space]\nlearning_rate = [2e-5, 3e-5, 5e-5]\n"
         "[set]\ntotal_steps = 24\nsteps_per_eval = 6\nsave_checkpoint_interval = 6\n"
         "num_requests_for_eval = 16\ngroup_size = 4\nbatch_size = 8\n"
     )
@@ -169,6 +179,7 @@ def test_a_promoted_trial_goes_on_from_its_checkpoint(workspace: Workspace, tmp_
 def test_trials_are_evaluated_at_their_rungs_and_untrained_weights_once(workspace: Workspace) -> None:
     options = ["--set", "total_steps=9", "--set", "num_requests_for_eval=16", "--set", "batch_size=8"]
     options += ["--space", "learning_rate=3e-5,5e-5", "--pruner", "asha", "--parallel", "1"]
+    options += ["--replicate", "0"]
     hermes(workspace, "search", "start", *options)
     store = newest(workspace)
     measured = []
@@ -194,6 +205,10 @@ def test_trials_are_evaluated_at_their_rungs_and_untrained_weights_once(workspac
         (["--space", "learning_rate=log:1e-5..2e-4"], "--strategy random"),
         (["--preset", "article-grid", "--environment", "arithmetic_tinkre"], "arithmetic_tinker"),
         (["--preset", "article-grid", "--set", "group_size=24"], "group_size"),
+        (
+            ["--preset", "article-grid", "--replicate", "3", "--objective", "loss:min", "--objective", "kl"],
+            "one objective",
+        ),
         (["no-such-file.toml"], "no-such-file.toml"),
     ],
 )
@@ -206,3 +221,20 @@ def test_bad_input_is_refused_in_words_before_anything_starts(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert list_search_ids(workspace) == before
+
+
+def test_what_a_trial_finds_does_not_depend_on_how_many_run_beside_it(workspace: Workspace) -> None:
+    options = ["--space", "learning_rate=4e-5,8e-5", "--replicate", "0", "--set", "total_steps=3"]
+    # As the guide to learning says, one worker and no batch from older weights make a run repeatable.
+    options += ["--set", "max_num_workers=1", "--set", "max_batches_offpolicy=0", *SHORT[2:]]
+    found = []
+    for parallel in ("1", "2"):
+        hermes(workspace, "search", "start", *options, "--parallel", parallel)
+        records = newest(workspace).records()
+        assert [record.state for record in records] == ["completed"] * 2
+        together = records[0].ended_at is not None and records[1].started_at < records[0].ended_at
+        assert together == (parallel == "2")
+        found.append([(r.params, r.points("eval_percent_correct"), r.points("loss")) for r in records])
+    assert all(len(evaluations) == len(losses) + 1 == 4 for _, evaluations, losses in found[0])
+    assert found[0][0][2] != found[0][1][2], "the two trials are not the same"
+    assert found[0] == found[1]

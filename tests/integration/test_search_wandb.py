@@ -38,7 +38,7 @@ def test_a_sweep_chooses_and_each_trial_is_a_run_of_the_sweep(
         use(service, monkeypatch)
         done = hermes(
             workspace, "search", "start", "--strategy", "wandb", "--sweep-method", "grid",
-            "--space", RATES, *TINY,
+            "--space", RATES, "--replicate", "0", *TINY,
         )  # fmt: skip
         store = newest(workspace)
         records = store.records()
@@ -122,7 +122,7 @@ def test_a_sweep_that_exists_is_joined_with_its_own_space_and_its_word_to_stop_i
         }
         hermes(
             workspace, "search", "start", "--strategy", "wandb", "--sweep", "tuning/existing",
-            "--parallel", "1", "--detach",
+            "--parallel", "1", "--replicate", "0", "--detach",
         )  # fmt: skip
         store = newest(workspace)
         wait_until(lambda: any(r.step > 0 for r in runs.list_runs(workspace, store.search_id)), "a step")

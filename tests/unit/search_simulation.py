@@ -47,8 +47,8 @@ def training(config: Mapping[str, Any], seed: int) -> Recording:
 def search(
     folder: Path, source: Any = training, **fields: Any
 ) -> tuple[SearchStore, ReplayTrials, Orchestrator]:
-    """A search over :func:`training`, made but not started."""
+    """A search over :func:`training`, made but not started; without replicates unless they are asked for."""
     runner = ReplayTrials(source, DEFAULT)
-    definition = define_search({"environment": "made_up", **fields})
+    definition = define_search({"environment": "made_up", "replicate": 0, **fields})
     store = create_search(Workspace.resolve(folder), definition, runner)
     return store, runner, Orchestrator(store, runner)

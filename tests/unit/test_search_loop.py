@@ -12,7 +12,8 @@ import optuna
 import pytest
 from tests.unit.search_simulation import DEFAULT, quality, search, training
 
-from hermes_rl.errors import ConfigError, SearchError
+from hermes_rl.errors import ConfigError, SearchError, TrialRefusedError, WorkspaceError
+from hermes_rl.search.definition import define_search
 from hermes_rl.search.drive import extend
 from hermes_rl.search.objective import CurvePoint, Objective
 from hermes_rl.search.orchestrator import Orchestrator
@@ -20,7 +21,9 @@ from hermes_rl.search.ranking import candidates, default_record
 from hermes_rl.search.replay import Recording, ReplayTrials
 from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import params_key
-from hermes_rl.search.summary import summarize
+from hermes_rl.search.store import SearchFile, SearchStore
+from hermes_rl.search.summary import summarize, verdict_sentences
+from hermes_rl.search.trial import TrialRecord
 
 ACCURACY = Objective()
 
@@ -121,6 +124,17 @@ def test_early_stopping_saves_steps_and_spares_the_best_and_the_default(tmp_path
 
 class Interrupted(Exception):
     """Stands for the end of the process."""
+
+
+class Keyless(ReplayTrials):
+    """No run can be started until somebody removes the cause."""
+
+    repaired = False
+
+    def start(self, request: TrialRequest) -> str:
+        if not self.repaired:
+            raise WorkspaceError("No key: TINKER_API_KEY is not set.", hint="Set TINKER_API_KEY.")
+        return super().start(request)
 
 
 class DyingTrials(ReplayTrials):
@@ -471,3 +485,292 @@ def test_promotion_among_a_few_still_ends_with_a_trial_that_went_all_the_way(tmp
     assert len(ended) == 1
     assert ended[0].step == 48
     assert {record.replicate_of for record in records if record.stage == "replicate"} == {0, ended[0].trial}
+
+
+@pytest.mark.parametrize("begun", [0, 3])
+def test_runs_that_cannot_be_started_end_the_search_and_cost_it_nothing(tmp_path: Path, begun: int) -> None:
+    class LaterKeyless(Keyless):
+        def start(self, request: TrialRequest) -> str:
+            self.repaired = self.repaired or request.trial < begun
+            try:
+                return super().start(request)
+            finally:
+                self.repaired = False
+
+    store, _, _ = search(tmp_path, preset="article-grid")
+    with pytest.raises(SearchError, match=r"could not be started: No key") as caught:
+        Orchestrator(store, LaterKeyless(training, DEFAULT)).run()
+    assert "Set TINKER_API_KEY." in str(caught.value)
+    assert f"search resume {store.search_id}" in str(caught.value)
+    assert (store.load().state, store.load().reason) == ("failed", caught.value.message)
+    states = [record.state for record in store.records()]
+    assert states[begun:] == ["stopped"]
+    assert "running" not in states
+    Orchestrator(store, ReplayTrials(training, DEFAULT)).run()
+    records = store.records()
+    assert len(records) == len(set(keys(records))) == 27
+    assert {record.state for record in records} == {"completed"}
+
+
+def test_a_trial_that_alone_cannot_be_started_fails_alone(tmp_path: Path) -> None:
+    class Refusing(ReplayTrials):
+        def start(self, request: TrialRequest) -> str:
+            if request.params["batch_size"] == 32:
+                raise TrialRefusedError("batch_size 32 is not allowed.")
+            return super().start(request)
+
+    store, _, _ = search(tmp_path, space={"batch_size": [16, 32, 64]})
+    assert Orchestrator(store, Refusing(training, DEFAULT)).run().state == "completed"
+    found = {record.params["batch_size"]: (record.state, record.reason) for record in store.records()}
+    assert found[32] == ("failed", "batch_size 32 is not allowed.")
+    assert found[16] == found[64] == ("completed", None)
+
+
+def test_failures_of_an_earlier_sitting_do_not_end_the_next(tmp_path: Path) -> None:
+    def broken(config: Mapping[str, Any], seed: int) -> Recording:
+        return Recording({}, 48, fails_at=1, reason="out of memory")
+
+    store, _, loop = search(tmp_path, broken, preset="article-grid")
+    with pytest.raises(SearchError, match="out of memory"):
+        loop.run()
+    lost = len(store.records())
+    assert Orchestrator(store, ReplayTrials(training, DEFAULT)).run().state == "completed"
+    states = [record.state for record in store.records()]
+    assert states.count("completed") == 27 - lost
+    assert states.count("failed") + states.count("stopped") == lost
+
+
+def test_a_disk_that_fills_up_stops_the_runs_and_is_named(tmp_path: Path) -> None:
+    stopped: list[str] = []
+
+    class Stopping(ReplayTrials):
+        def stop(self, run_ids: Iterable[str]) -> None:
+            stopped.extend(run_ids)
+            super().stop(stopped)
+
+    store, _, _ = search(tmp_path, preset="article-grid")
+    append = store.append
+
+    def full(record: TrialRecord) -> None:
+        if record.trial > 4:
+            raise OSError(28, "No space left on device")
+        append(record)
+
+    store.append = full  # type: ignore[method-assign]
+    with pytest.raises(SearchError, match="No space left on device"):
+        Orchestrator(store, Stopping(training, DEFAULT)).run()
+    assert "replay-4" in stopped
+    store.append = append  # type: ignore[method-assign]
+    assert Orchestrator(store, ReplayTrials(training, DEFAULT)).run().state == "completed"
+    assert len(set(keys(store.records()))) == len(store.records()) == 27
+
+
+@pytest.mark.parametrize(
+    ("budget", "option"), [({"steps": 300}, {"max_steps": "+300"}), ({"minutes": 4}, {"max_minutes": "8"})]
+)
+def test_a_used_budget_leaves_the_replicates_and_can_be_raised(
+    tmp_path: Path, budget: dict[str, float], option: dict[str, str]
+) -> None:
+    store, runner, loop = search(tmp_path, preset="article-grid", budget=budget, replicate=3)
+    file = loop.run()
+    assert file.state == "completed"
+    assert "budget" in (file.reason or "")
+    first = store.records()
+    replicates = [record for record in first if record.stage == "replicate"]
+    assert [record.state for record in replicates] == ["completed"] * 9
+    searched = [record for record in first if record.stage == "search"]
+    assert 3 <= len(searched) < 12
+    left = [record.trial for record in searched if record.state == "stopped"]
+
+    assert Orchestrator(store, runner).run().reason == file.reason
+    assert store.records() == first, "a used budget starts nothing"
+
+    extend(store, **option)
+    again = Orchestrator(store, runner).run()
+    assert "budget" in (again.reason or "")
+    more = [record for record in store.records() if record.stage == "search"]
+    assert 1.7 * len(searched) <= len(more) <= 2.4 * len(searched)
+    assert all(store.records()[trial].state == "completed" for trial in left)
+
+
+def test_budgets_are_raised_by_numbers_only(tmp_path: Path) -> None:
+    store, _, _ = search(tmp_path, preset="article-grid", budget={"steps": 300})
+    assert extend(store, max_steps="+50").budget.steps == 350
+    assert extend(store, max_steps="400").budget.steps == 400
+    assert extend(store, max_minutes="2.5").budget.minutes == 2.5
+    assert extend(store).budget.steps == 400
+    for option, said in (
+        ({"max_steps": "many"}, "not a number"),
+        ({"max_tokens": "+5"}, "no budget of tokens"),
+        ({"max_steps": "0"}, "steps"),
+        ({"replicate": "-1"}, "replicate"),
+    ):
+        with pytest.raises(SearchError, match=said):
+            extend(store, **option)
+
+
+def test_a_kill_loses_next_to_nothing_of_the_time_that_a_budget_counts(tmp_path: Path) -> None:
+    store, _, _ = search(tmp_path, preset="article-grid", budget={"minutes": 3})
+    dying = DyingTrials(training, DEFAULT)
+    for _ in range(3):
+        dying.looks_left = 50
+        with pytest.raises(Interrupted):
+            Orchestrator(killed(store), dying).run()
+    assert 110 <= store.load().seconds <= 150
+    file = Orchestrator(store, dying).run()
+    assert "3 minutes" in (file.reason or "")
+    assert file.seconds == pytest.approx(180, abs=3)
+
+
+def killed(store: SearchStore) -> SearchStore:
+    """The store of a process that will be killed: it says nothing at its end."""
+    other = SearchStore(store.workspace, store.search_id)
+
+    def save(file: SearchFile) -> None:
+        if file.state == "running":
+            store.save(file)
+
+    other.save = save  # type: ignore[method-assign]
+    return other
+
+
+def test_a_better_trial_found_after_the_replicates_is_replicated_too(tmp_path: Path) -> None:
+    def rising(config: Mapping[str, Any], seed: int) -> Recording:
+        place = order.setdefault(config["batch_size"], len(order))
+        points = [CurvePoint(step, (0.5, 0.6, 0.9)[place], 256) for step in (0, 48)]
+        return Recording({"eval_percent_correct": points}, 48)
+
+    order: dict[int, int] = {}
+    space = {"batch_size": [16, 32, 64]}
+    store, runner, _ = search(tmp_path, rising, space=space, trials=2, replicate=2, replicate_top=1)
+    Orchestrator(store, runner).run()
+    assert len(store.records()) == 6
+    extend(store, trials="+1")
+    Orchestrator(store, runner).run()
+    summary = summarize(store)
+    replicates = [r.replicate_of for r in summary.records if r.stage == "replicate"]
+    last = summary.records[6]
+    assert sorted(replicates, key=str) == [0, 0, 1, 1, 6, 6]
+    assert summary.best is last
+    assert summary.recommended is last
+    assert summary.replication is not None
+    assert summary.replication.sentence.startswith("Trial 6 ")
+
+
+def test_the_best_two_and_the_default_are_replicated_on_three_seeds_unless_one_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    store, _, loop = search(tmp_path, preset="article-grid", replicate=None)
+    loop.run()
+    summary = summarize(store)
+    replicates = [record for record in summary.records if record.stage == "replicate"]
+    assert len(replicates) == 9
+    assert len({record.seed for record in replicates}) == 3
+    assert summary.replication is not None
+    assert not any("One run of each" in sentence for sentence in verdict_sentences(summary))
+
+    store, _, loop = search(tmp_path, preset="article-grid", replicate=0)
+    loop.run()
+    assert len(store.records()) == 27
+    assert any("One run of each" in sentence for sentence in verdict_sentences(summarize(store)))
+
+
+def test_what_cannot_be_replicated_is_refused_only_where_it_is_asked_for() -> None:
+    fields: dict[str, Any] = {"preset": "article-grid", "objectives": ["eval_percent_correct", "loss:min"]}
+    assert define_search(fields).fresh_seeds() == 0
+    assert define_search({**fields, "replicate": 0}).fresh_seeds() == 0
+    with pytest.raises(SearchError, match="one objective"):
+        define_search({**fields, "replicate": 3})
+    population = {"strategy": "pbt", "space": {"learning_rate": "log:1e-5..1e-3"}}
+    assert define_search(population).fresh_seeds() == 0
+    assert define_search({"preset": "article-bayes"}).fresh_seeds() == 3
+
+
+def test_the_first_value_that_speaks_against_a_trial_decides(tmp_path: Path) -> None:
+    """Its driver was dead while the run passed two rungs; the second has nobody to compare with."""
+    store, _, _ = search(
+        tmp_path, strategy="random", trials=8, space={"learning_rate": "log:1e-5..2e-4"}, pruner="asha",
+        rungs=6, parallel=1, set={"steps_per_eval": 6},
+    )  # fmt: skip
+
+    def falling(config: Mapping[str, Any], seed: int) -> Recording:
+        rank = falling_ranks.setdefault(config["learning_rate"], len(falling_ranks))
+        points = [CurvePoint(step, 0.9 - 0.05 * rank, 256) for step in range(0, 49, 6)]
+        return Recording({"eval_percent_correct": points}, 48)
+
+    falling_ranks: dict[float, int] = {}
+
+    class Absent(ReplayTrials):
+        """Looks at trials but for the default when 18 and more steps are taken."""
+
+        def wait(self) -> None:
+            super().wait()
+            if len(falling_ranks) > 1:
+                self._clock += 30.0
+
+    Orchestrator(store, Absent(falling, {**DEFAULT, "steps_per_eval": 6})).run()
+    states = [record.state for record in store.records()]
+    assert states[0] == "completed"
+    assert states[3:] == ["pruned"] * 5
+
+
+@pytest.mark.parametrize("died", ["before the stop", "after the stop", "with its runs"])
+def test_a_trial_that_was_to_be_stopped_when_the_search_was_killed_is_stopped(
+    tmp_path: Path, died: str
+) -> None:
+    doomed: list[str] = []
+
+    class DyingAtStop(ReplayTrials):
+        def stop(self, run_ids: Iterable[str]) -> None:
+            if doomed:
+                return super().stop(run_ids)
+            doomed.extend(run_ids)
+            if died == "after the stop":
+                super().stop(doomed)
+            raise Interrupted
+
+    store, _, _ = search(tmp_path, preset="article-grid", pruner="asha", rungs=8)
+    runner = DyingAtStop(training, DEFAULT)
+    with pytest.raises(Interrupted):
+        Orchestrator(store, runner).run()
+    if died == "with its runs":
+        runner = DyingAtStop(training, DEFAULT)
+        assert Orchestrator(store, runner).run().state == "completed"
+        assert all(r.step >= 8 and r.values for r in store.records()), "what is run again is measured again"
+        return
+    assert Orchestrator(store, runner).run().state == "completed"
+    record = next(r for r in store.records() if r.run_id in doomed)
+    assert (record.state, record.unwanted_at) == ("pruned", 8)
+    assert record.step < 24, "it did not go on to the next rung"
+
+
+def test_a_run_that_was_being_started_at_ctrl_c_is_stopped_and_taken_up_again(tmp_path: Path) -> None:
+    stopped: list[str] = []
+
+    class Interrupting(ReplayTrials):
+        interrupts = True
+
+        def start(self, request: TrialRequest) -> str:
+            run_id = super().start(request)
+            if self.interrupts and request.trial == 3:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return run_id
+
+        def stop(self, run_ids: Iterable[str]) -> None:
+            stopped.extend(run_ids)
+            super().stop(stopped)
+
+    store, _, _ = search(tmp_path, preset="article-grid")
+    runner = Interrupting(training, DEFAULT)
+    with pytest.raises(KeyboardInterrupt):
+        Orchestrator(store, runner).run()
+    assert "replay-3" in stopped
+    # As if the search had been killed an instant earlier, with the run still going on.
+    record = store.records()[3]
+    assert (record.state, record.run_id) == ("stopped", "replay-3")
+    store.append(record.model_copy(update={"run_id": None}))
+    assert Orchestrator(store, runner).run().state == "completed"
+    records = store.records()
+    assert len(runner._started) == len(records) == 27
+    assert records[3].run_id == "replay-3"

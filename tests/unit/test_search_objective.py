@@ -79,3 +79,13 @@ def test_curves_come_from_all_kinds_of_records_and_a_repeated_step_counts_once()
     assert math.isnan(curves["loss"][0].value)
     assert "time" not in curves
     assert "flag" not in curves
+
+
+@pytest.mark.parametrize("reduction", ["mean-3", "area"])
+def test_averaging_evaluations_of_the_same_items_does_not_make_the_error_smaller(reduction: str) -> None:
+    points = [CurvePoint(step, 0.5, 100) for step in (0, 10, 20)]
+    averaged = Objective.parse(f"m:{reduction}").measure(points)
+    last = Objective.parse("m").measure(points)
+    assert averaged is not None
+    assert last is not None
+    assert averaged.standard_error == pytest.approx(last.standard_error)

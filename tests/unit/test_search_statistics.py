@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.unit.search_simulation import ITEMS, search
 
-from hermes_rl.search.objective import CurvePoint
+from hermes_rl.search.objective import CurvePoint, Objective
 from hermes_rl.search.replay import Recording
-from hermes_rl.search.replication import evaluate_replicates
+from hermes_rl.search.replication import Replication, estimate_optimism, evaluate_replicates
 from hermes_rl.search.report import write_report
 from hermes_rl.search.statistics import (
     paired_difference,
@@ -21,7 +21,8 @@ from hermes_rl.search.statistics import (
     student_quantile,
     winners_curse,
 )
-from hermes_rl.search.summary import summarize
+from hermes_rl.search.summary import summarize, verdict_sentences
+from hermes_rl.search.trial import TrialRecord
 
 
 @pytest.mark.parametrize(
@@ -135,3 +136,129 @@ def test_the_report_says_in_words_what_was_found(tmp_path: Path) -> None:
 def test_a_report_can_be_written_while_nothing_or_little_is_there(tmp_path: Path) -> None:
     store, _, _ = search(tmp_path, preset="article-grid")
     assert write_report(store).exists()
+
+
+def _replicated(*arms: list[float | None]) -> Replication:
+    """What replicates say; the first arm is the default's, one value a seed, None where it diverged."""
+    records = [
+        TrialRecord(
+            trial=trial, stage="search", params={"batch_size": 16 * (trial + 1)}, seed=0, state="completed",
+            values=[0.5 + 0.1 * trial], is_default=trial == 0,
+        )
+        for trial in range(len(arms))
+    ]  # fmt: skip
+    for trial, values in enumerate(arms):
+        for at, value in enumerate(values):
+            state = "diverged" if value is None else "completed"
+            found = TrialRecord(
+                trial=len(records), stage="replicate", params=records[trial].params, seed=100 + at,
+                state=state, values=None if value is None else [value], replicate_of=trial,
+            )  # fmt: skip
+            records.append(found)
+    replication = evaluate_replicates(records, Objective())
+    assert replication is not None
+    return replication
+
+
+def test_a_candidate_that_diverged_on_a_seed_is_not_called_better() -> None:
+    clean = _replicated([0.7, 0.7, 0.7], [0.9, 0.9, 0.9])
+    assert clean.difference is not None
+    assert clean.difference.verdict == "better"
+    assert clean.recommended.trial == 1
+    found = _replicated([0.7, 0.7, 0.7], [0.9, 0.9, None])
+    assert found.difference is not None
+    assert found.difference.verdict == "not distinguishable"
+    assert found.recommended.trial == 0
+    assert "not shown to be better" in found.sentence
+    assert "trial 1 diverged on seed 102" in found.sentence
+
+
+def test_a_candidate_without_failures_goes_before_one_that_diverged() -> None:
+    found = _replicated([0.5, 0.5, 0.5], [0.9, None, 0.9], [0.7, 0.7, 0.7])
+    assert [arm.record.trial for arm in found.arms] == [2, 1, 0]
+    assert found.recommended.trial == 2
+    assert found.sentence.startswith("Trial 2 (batch_size=48) is better than the default")
+    assert "trial 1 diverged on seed 101" in found.sentence
+
+
+def test_configurations_are_ordered_on_the_seeds_that_they_share_with_the_default() -> None:
+    # Seed 102 is an easy one. The default failed there, and trial 1 is behind it on the other two.
+    found = _replicated([0.70, 0.60, None], [0.69, 0.59, 0.99], [0.75, 0.66, 0.70])
+    assert [arm.record.trial for arm in found.arms] == [2, 1, 0]
+    assert found.arms[1].lead == pytest.approx(-0.01)
+    assert found.recommended.trial == 2
+    assert "trial 0 (the default) diverged on seed 102" in found.sentence
+    behind = _replicated([0.70, 0.60, None], [0.69, 0.59, 0.99])
+    assert behind.recommended.trial == 0
+
+
+@pytest.mark.parametrize(
+    ("arms", "said", "recommended"),
+    [
+        (([0.7, 0.7], [None, None]), "keep the default", 0),
+        (([None, None], [0.7, 0.8]), "no replicates to compare with", 1),
+        (([None], [None]), "No replicate completed", 1),
+    ],
+)
+def test_replicates_that_all_failed_are_named(arms: Any, said: str, recommended: int) -> None:
+    found = _replicated(*arms)
+    assert said in found.sentence
+    assert "diverged on seed 100" in found.sentence
+    assert found.recommended.trial == recommended
+
+
+def test_a_winner_whose_replicates_all_failed_is_still_reported(tmp_path: Path) -> None:
+    def failing(config: Mapping[str, Any], seed: int) -> Recording:
+        recording = _noisy_training(0.5, config, seed)
+        return recording if seed == 0 else Recording({}, 48, fails_at=1, reason="out of memory")
+
+    store, _, loop = search(tmp_path, failing, preset="article-grid", replicate=1)
+    loop.run()
+    said = " ".join(verdict_sentences(summarize(store)))
+    assert "No replicate completed" in said
+    assert "One run of each" not in said
+    assert "No replicate completed" in write_report(store).read_text(encoding="utf-8")
+
+
+def test_trials_that_were_stopped_early_count_in_the_optimism_of_the_winner(tmp_path: Path) -> None:
+    """Noise only, and the same luck at every step: the best of 27 is as lucky as without stopping."""
+    real, estimated = [], []
+    for number in range(8):
+
+        def training(config: Mapping[str, Any], seed: int, number: int = number) -> Recording:
+            rng = random.Random(f"{sorted(config.items())} {seed} {number}")
+            luck = sum(rng.random() < 0.5 for _ in range(ITEMS)) / ITEMS - 0.5
+            points = [
+                CurvePoint(step, 0.3 + 0.2 * step / 48 + luck * (step > 0), ITEMS) for step in range(0, 49, 6)
+            ]
+            return Recording({"eval_percent_correct": points}, 48)
+
+        store, _, loop = search(
+            tmp_path / str(number), training, preset="article-grid", pruner="asha", rungs=6, parallel=3
+        )
+        loop.run()
+        summary = summarize(store)
+        assert summary.best is not None
+        assert summary.optimism is not None
+        assert summary.optimism.trials == 27
+        assert summary.optimism.stopped == summary.count("pruned") > 10
+        assert "The best of 27 noisy trials" in " ".join(verdict_sentences(summary))
+        real.append((summary.best.value or 0.0) - 0.5)
+        estimated.append(summary.optimism.optimism)
+    assert 0.75 <= np.mean(estimated) / np.mean(real) <= 1.2
+
+
+def test_the_optimism_is_said_even_where_one_trial_came_to_its_end() -> None:
+    curve = {"eval_percent_correct": [(0, 0.4, ITEMS), (6, 0.5, ITEMS), (48, 0.7, ITEMS)]}
+    records = [
+        TrialRecord(
+            trial=trial, stage="search", params={}, seed=0, values=[0.5 - 0.01 * trial if trial else 0.7],
+            state="completed" if trial == 0 else "pruned", standard_error=0.03,
+            curves={name: rows if trial == 0 else rows[:2] for name, rows in curve.items()},
+        )
+        for trial in range(5)
+    ]  # fmt: skip
+    found = estimate_optimism(records, Objective(), None)
+    assert found is not None
+    assert (found.observed, found.trials, found.stopped) == (0.7, 5, 4)
+    assert found.optimism > 0.01

@@ -168,8 +168,8 @@ class StartSearch(Request):
         None,
         ge=0,
         le=100,
-        description="Run the best and the default again on this many fresh seeds, so that a lucky run is not "
-        "taken for a better setting.",
+        description="At the end, run the best two and the default again on this many fresh seeds, so that a "
+        "lucky run is not taken for a better setting. Default 3 (none with pbt); 0 leaves it out.",
     )
     pruner: Literal["none", "median", "asha", "promote", "hyperband"] | None = Field(
         None, description="Stop poor trials early."
@@ -181,8 +181,12 @@ class StartSearch(Request):
     constraints: list[str] | None = Field(
         None, description='Conditions such as "batch_size % group_size == 0".'
     )
-    max_minutes: float | None = Field(None, gt=0, description="End the search after this many minutes.")
-    max_steps: int | None = Field(None, gt=0, description="End it after this many optimizer steps in all.")
+    max_minutes: float | None = Field(
+        None, gt=0, description="End the search after this many minutes; the replicates come on top."
+    )
+    max_steps: int | None = Field(
+        None, gt=0, description="End it after this many optimizer steps in all; as max_minutes."
+    )
 
 
 class CheckSearch(Request):

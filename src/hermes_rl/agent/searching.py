@@ -65,6 +65,7 @@ def start_search(session: AgentSession, request: StartSearch) -> dict[str, Any]:
         "strategy": definition.strategy,
         "space": definition.build_space().describe(),
         "planned_trials": definition.planned_trials(),
+        "planned_replicates": definition.planned_replicates(definition.planned_trials()),
         "parallel": definition.parallel,
         "set_in_every_trial": without_secrets(definition.overrides),
         "check_again_in_seconds": 30,
@@ -121,7 +122,6 @@ def check_search(session: AgentSession, request: CheckSearch) -> dict[str, Any]:
     store = _open(session, request.search_id)
     summary = summarize(store)
     definition = summary.file.definition
-    planned = max(definition.planned_trials(), len(summary.records))
     finished = [record for record in summary.records if record.state in FINISHED]
     running = [record for record in summary.records if record.state == "running"]
     answer: dict[str, Any] = {
@@ -129,9 +129,9 @@ def check_search(session: AgentSession, request: CheckSearch) -> dict[str, Any]:
         "environment": definition.environment,
         "state": summary.state,
         "reason": summary.file.reason,
-        "progress": progress_sentence(summary.records, planned),
+        "progress": progress_sentence(summary.records, summary.planned),
         "finished_trials": len(finished),
-        "planned_trials": planned,
+        "planned_trials": summary.planned,
         "running": [
             {"trial": r.trial, "run_id": r.run_id, "params": r.params, "step": r.step} for r in running
         ],

@@ -66,17 +66,30 @@ def start(
         str | None, typer.Option(help="Stop poor trials early: none, median, asha, promote, hyperband.")
     ] = None,
     replicate: Annotated[
-        int | None, typer.Option(help="Run the best and the default again on R fresh seeds.")
+        int | None,
+        typer.Option(
+            help="At the end, run the best and the default again on R fresh seeds; 0 does not.",
+            show_default="3; with pbt or several objectives 0",
+        ),
     ] = None,
-    replicate_top: Annotated[int | None, typer.Option(help="How many of the best to run again.")] = None,
+    replicate_top: Annotated[
+        int | None, typer.Option(help="How many of the best to run again.", show_default="2")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="Model profile.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the strategy and of every trial.")] = None,
     assign: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE in every trial. Repeatable.")
     ] = None,
-    max_steps: Annotated[int | None, typer.Option(help="End after this many optimizer steps in all.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="End after this many trained tokens in all.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="End after this many minutes.")] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="End after this many optimizer steps in all; the replicates come on top."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="End after this many trained tokens in all; as --max-steps.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="End after this many minutes; as --max-steps.")
+    ] = None,
     warm_start: Annotated[
         str | None, typer.Option(help="With tpe or gp: begin with the results of an earlier search.")
     ] = None,
@@ -155,6 +168,9 @@ def start(
     count = f"{definition.planned_trials()} trials"
     if definition.strategy == "pbt":
         count = f"{definition.population()} members in {definition.segments} segments"
+    replicates = definition.planned_replicates(definition.planned_trials())
+    if replicates:
+        count += f", then up to {replicates} replicates"
     console.print(
         f"Search {store.search_id} on {definition.environment}: {definition.strategy}, "
         f"{count}, {definition.parallel} at a time.",
@@ -216,9 +232,14 @@ def _print_plan(console: Console, workspace: Workspace, definition: Any, runner:
         f"{definition.parallel} trials at a time.",
         markup=False,
     )
-    if definition.replicate:
-        extra = definition.replicate * (definition.replicate_top + 1)
-        console.print(f"Up to {extra} replicates on fresh seeds: {extra * steps} steps.", markup=False)
+    extra = definition.planned_replicates(definition.planned_trials())
+    if extra:
+        console.print(
+            f"Then up to {extra} replicates on fresh seeds: {extra * steps} steps (--replicate 0 leaves them "
+            "out).",
+            markup=False,
+            soft_wrap=True,
+        )
         trials += extra
     batch_size = space.mean("batch_size", float(defaults["batch_size"]))
     rates = measured_rates(workspace, definition.environment, definition.profile, int(defaults["batch_size"]))
@@ -268,14 +289,19 @@ def _print_result(console: Console, store: Any) -> bool:
     console.print()
     for sentence in sentences(summary):
         console.print(sentence, markup=False, soft_wrap=True)
+    again = command(store.workspace, "search", "resume", store.search_id)
     if summary.state != "completed":
         reason = f": {summary.file.reason}" if summary.file.reason else ""
-        again = command(store.workspace, "search", "resume", store.search_id)
         console.print(
             f"The search is {summary.state}{reason}. Go on with: {again}", markup=False, soft_wrap=True
         )
     elif summary.file.reason:
-        console.print(f"It ended because {summary.file.reason}.", markup=False)
+        console.print(
+            f"It ended because {summary.file.reason}. Go on with a larger one: {again} "
+            "and --max-steps, --max-tokens or --max-minutes with N or +N",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(f"Report: {report}", markup=False, soft_wrap=True)
     best = store.folder / "best.yaml"
     if summary.recommended is not None:
@@ -304,6 +330,15 @@ def resume(
         str | None, typer.Option(help="New number of fresh seeds, or +N for N more.")
     ] = None,
     parallel: Annotated[int | None, typer.Option(help="Trials at the same time.")] = None,
+    max_steps: Annotated[
+        str | None, typer.Option(help="New budget of optimizer steps in all, or +N for N more.")
+    ] = None,
+    max_tokens: Annotated[
+        str | None, typer.Option(help="New budget of trained tokens in all, or +N for N more.")
+    ] = None,
+    max_minutes: Annotated[
+        str | None, typer.Option(help="New budget of minutes in all, or +N for N more.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--detach", help="Stay until it ends, or leave it running.")
     ] = True,
@@ -322,7 +357,15 @@ def resume(
 
     chosen = Workspace.resolve(workspace)
     store = SearchStore.open(chosen, search_id)
-    extend(store, trials=trials, replicate=replicate, parallel=parallel)
+    extend(
+        store,
+        trials=trials,
+        replicate=replicate,
+        parallel=parallel,
+        max_steps=max_steps,
+        max_tokens=max_tokens,
+        max_minutes=max_minutes,
+    )
     console = output()
     (_drive if follow else _detach)(console, chosen, store.search_id)
 
@@ -363,10 +406,10 @@ def status(
     store = SearchStore.open(Workspace.resolve(workspace), search_id)
     summary = summarize(store)
     console = output()
-    planned = max(summary.file.definition.planned_trials(), len(summary.records))
     reason = f" ({summary.file.reason})" if summary.file.reason else ""
     console.print(
-        f"Search {store.search_id}: {summary.state}{reason}, {progress_sentence(summary.records, planned)}"
+        f"Search {store.search_id}: {summary.state}{reason}, "
+        f"{progress_sentence(summary.records, summary.planned)}"
     )
     for record in summary.records:
         if record.state == "running":
@@ -407,10 +450,9 @@ def list_searches(workspace: WorkspaceOption = None) -> None:
     for search_id in ids:
         summary = summarize(SearchStore(chosen, search_id))
         definition = summary.file.definition
-        planned = max(definition.planned_trials(), len(summary.records))
         best = number_text(summary.best.value if summary.best else None)
         best += f" {format_error(summary.best)}" if summary.best else ""
-        progress = progress_sentence(summary.records, planned)
+        progress = progress_sentence(summary.records, summary.planned)
         table.add_row(search_id, definition.environment, definition.strategy, summary.state, progress, best)
     console.print(table)
 

@@ -21,6 +21,7 @@ PrunerName = Literal["none", "median", "asha", "promote", "hyperband"]
 SweepMethod = Literal["grid", "random", "bayes"]
 DEFAULT_TRIALS = 24
 DEFAULT_MEMBERS = 8
+DEFAULT_REPLICATES = 3
 FIXED_IN_POPULATION = {
     "lora_rank": "a copied adapter has the rank that it was trained with",
     "group_size": "members would be compared after steps of different size",
@@ -34,6 +35,8 @@ FIXED_IN_POPULATION = {
 
 class Budget(BaseModel):
     """Limits over a whole search; the one that is reached first ends it.
+
+    The replicates, which say what the search's result is worth, come after it and count towards none.
 
     Attributes:
         steps: optimizer steps of all trials together.
@@ -72,7 +75,8 @@ class SearchDefinition(BaseModel):
         evaluate_at_rungs: evaluate trials at the rungs and at their end only.
         parallel: trials at the same time.
         seed: seed of every trial and of the strategy: all trials see the same items in the same order.
-        replicate: fresh seeds on which the best and the default are run again; 0 leaves it out.
+        replicate: fresh seeds on which the best and the default are run again; 0 leaves it out, None takes 3
+            where runs can be repeated and compared (one objective, no population).
         replicate_top: how many of the best.
         overrides: fields set alike in all trials.
         budget: limits over the whole search.
@@ -102,7 +106,7 @@ class SearchDefinition(BaseModel):
     evaluate_at_rungs: bool = False
     parallel: int = Field(2, ge=1, le=256)
     seed: int = Field(0, ge=0, lt=2**31)
-    replicate: int = Field(0, ge=0, le=1000)
+    replicate: int | None = Field(None, ge=0, le=1000)
     replicate_top: int = Field(2, ge=1, le=20)
     overrides: dict[str, Any] = {}
     budget: Budget = Budget()
@@ -186,6 +190,18 @@ class SearchDefinition(BaseModel):
         """Number of members of population-based training."""
         return self.trials or DEFAULT_MEMBERS
 
+    def fresh_seeds(self) -> int:
+        """Number of fresh seeds on which the best and the default are run again."""
+        if self.strategy == "pbt" or len(self.objectives) > 1:
+            return 0
+        return DEFAULT_REPLICATES if self.replicate is None else self.replicate
+
+    def planned_replicates(self, configurations: int) -> int:
+        """The most replicates that come of so many configurations beside the default."""
+        if configurations < 1:
+            return 0
+        return self.fresh_seeds() * (min(self.replicate_top, configurations) + 1)
+
     def build_space(self) -> Space:
         """The space, with what is known here of the fields that are not searched."""
         return build_space(self.space, self.constraints).with_context({**self.overrides, **self.in_force})
@@ -243,12 +259,28 @@ def define_search(fields: Mapping[str, Any]) -> SearchDefinition:
             "The search has no space.",
             hint="Give --preset article-grid, --space name=values or a file with [space].",
         )
+    return checked_definition(merged)
+
+
+def checked_definition(fields: Mapping[str, Any]) -> SearchDefinition:
+    """A definition from the fields of :class:`SearchDefinition` by their own names.
+
+    Raises:
+        SearchError: a value that is not allowed.
+    """
     try:
-        return SearchDefinition.model_validate(merged)
+        definition = SearchDefinition.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SearchError(f"{where}: {first['msg']} (given: {first['input']!r}).") from error
+    # Not the model's own check: it must still read searches of versions that ignored such a wish.
+    if definition.replicate and len(definition.objectives) > 1:
+        raise SearchError(
+            "Replicates compare configurations by one objective, not by several.",
+            hint="Leave --replicate out, or give one --objective.",
+        )
+    return definition
 
 
 def read_definition_file(path: Path) -> dict[str, Any]:

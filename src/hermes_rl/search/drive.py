@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 from hermes_rl import runs
 from hermes_rl.config import Workspace
 from hermes_rl.errors import SearchError
-from hermes_rl.search.definition import SearchDefinition
+from hermes_rl.search.definition import SearchDefinition, checked_definition
 from hermes_rl.search.orchestrator import Observer, Orchestrator
 from hermes_rl.search.report import write_report
 from hermes_rl.search.run_trials import RunTrials
@@ -27,10 +28,17 @@ def drive(workspace: Workspace, search_id: str, observer: Observer | None = None
     )
     try:
         Orchestrator(store, runner, observer).run()
-    finally:
-        if store.records():
-            write_report(store)
+    except BaseException:
+        with contextlib.suppress(OSError):  # a full disk must not hide why the search ended
+            _report(store)
+        raise
+    _report(store)
     return store
+
+
+def _report(store: SearchStore) -> None:
+    if store.records():
+        write_report(store)
 
 
 def detach(workspace: Workspace, search_id: str) -> int:
@@ -88,17 +96,23 @@ def extend(
     trials: str | None = None,
     replicate: str | None = None,
     parallel: int | None = None,
+    max_steps: str | None = None,
+    max_tokens: str | None = None,
+    max_minutes: str | None = None,
 ) -> SearchDefinition:
     """Change how far a search goes; takes effect when it is resumed.
 
     Args:
         trials, replicate: a new number, or ``+N`` for N more.
         parallel: trials at the same time.
+        max_steps, max_tokens, max_minutes: a new budget over all sittings, or ``+N`` on top of its own.
 
     Raises:
-        SearchError: not a number, or the search is running.
+        SearchError: not a number, not allowed, or the search is running.
     """
     file = store.load()
+    if not any((trials, replicate, parallel is not None, max_steps, max_tokens, max_minutes)):
+        return file.definition
     fields = file.definition.model_dump()
     if trials is not None and file.definition.strategy == "pbt":
         raise SearchError(
@@ -108,10 +122,13 @@ def extend(
         refined = file.definition.refine * file.definition.refine_rounds
         fields["trials"] = _changed("--trials", trials, file.definition.planned_trials() - refined)
     if replicate is not None:
-        fields["replicate"] = _changed("--replicate", replicate, file.definition.replicate)
+        fields["replicate"] = _changed("--replicate", replicate, file.definition.fresh_seeds())
     if parallel is not None:
         fields["parallel"] = parallel
-    definition = SearchDefinition.model_validate(fields)
+    for name, text in (("steps", max_steps), ("tokens", max_tokens), ("minutes", max_minutes)):
+        if text is not None:
+            fields["budget"][name] = _changed_budget(name, text, fields["budget"][name])
+    definition = checked_definition(fields)
     if definition != file.definition:
         if store.is_driven():
             raise SearchError(
@@ -120,6 +137,18 @@ def extend(
         file.definition = definition
         store.save(file)
     return definition
+
+
+def _changed_budget(name: str, text: str, before: float | None) -> float:
+    """A new budget, or more of the one before."""
+    option = f"--max-{name}"
+    if before is None and text.startswith("+"):
+        raise SearchError(f"{option} {text}: the search has no budget of {name} to add to.", allowed="N")
+    try:
+        number = float(text) if name == "minutes" else int(text)
+    except ValueError as error:
+        raise SearchError(f"{option} {text} is not a number.", allowed="N or +N") from error
+    return (before or 0) + number if text.startswith("+") else number
 
 
 def _changed(option: str, text: str, before: int) -> int:

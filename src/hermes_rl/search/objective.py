@@ -37,7 +37,8 @@ class Measured:
 
     Attributes:
         value: the value.
-        standard_error: from the number of evaluated items alone (binomial), or None when unknown.
+        standard_error: from the number of evaluated items alone (binomial), or None when unknown; of a mean
+            an upper bound.
         step: the last step that it took into account.
         count: number of items of one evaluation, or None.
     """
@@ -104,7 +105,9 @@ class Objective:
         """The objective of one curve; None when the curve is empty or not finite at its end.
 
         The standard error treats each value as the fraction right of ``count`` independent items
-        (binomial) and the values of different steps as independent.
+        (binomial). The values of different steps are taken to err together, as they are of the same items:
+        averaging them does not make the error smaller. That is an upper bound; how much they share is
+        unknown.
         """
         if not points or not math.isfinite(points[-1].value):
             return None
@@ -125,7 +128,7 @@ class Objective:
         variances = [binomial_variance(point) for point in used]
         error = None
         if all(variance is not None for variance in variances):
-            error = math.sqrt(math.fsum(w * w * (v or 0.0) for w, v in zip(weights, variances, strict=True)))
+            error = math.fsum(w * math.sqrt(v or 0.0) for w, v in zip(weights, variances, strict=True))
         return Measured(value, error, points[-1].step, used[-1].count)
 
 

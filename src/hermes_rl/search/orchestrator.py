@@ -7,6 +7,7 @@ It runs in the process that asked for the search (``hermes-rl search start``) or
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hermes_rl.errors import HermesRLError, SearchError
+from hermes_rl.errors import HermesRLError, SearchError, TrialRefusedError
 from hermes_rl.search.chooser import Chooser, Proposal
 from hermes_rl.search.definition import SearchDefinition
 from hermes_rl.search.population import Population
@@ -39,6 +40,8 @@ EVALUATIONS_PER_TRIAL = 8
 """With early stopping, a trial is evaluated about so many times, unless ``steps_per_eval`` is set."""
 _SEGMENT_SEEDS = 1_009
 """Distance between the seeds of a population's segments: a later one does not begin with the same items."""
+_SAVE_SECONDS = 10.0
+"""The time that a search took is kept so often, because a kill loses what was not."""
 _CHECKED_POINTS = 2000
 """Grids up to this size are checked point by point before anything starts."""
 _CHECKED_DRAWS = 100
@@ -215,7 +218,10 @@ class Orchestrator:
         self._queue: list[Proposal] = []
         self._again: list[TrialRecord] = []
         self._exhausted = False
-        self._begun = runner.now()
+        self._used: str | None = None
+        self._only_replicates = False
+        self._ended_here: list[TrialRecord] = []
+        self._begun = self._counted = self._saved = runner.now()
 
     def run(self) -> SearchFile:
         """Run until the search is done, stopped or out of budget.
@@ -226,28 +232,58 @@ class Orchestrator:
             the search's final state.
 
         Raises:
-            SearchError: another process drives it, or every trial fails.
+            SearchError: another process drives it, no trial can be started, or every trial fails.
         """
         with self._store.writing():
             self._file.state, self._file.reason = "running", None
-            self._store.save(self._file)
+            self._save()
             state, reason = "stopped", "interrupted"
             try:
                 self._strategy = self._make_strategy()
                 self._adopt()
                 state, reason = self._loop()
             except KeyboardInterrupt:
-                self._stop_running("the search was interrupted")
+                self._stop_running(self._running(), "the search was interrupted")
                 raise
             except HermesRLError as error:
                 state, reason = "failed", error.message
-                self._stop_running("the search failed")
+                self._stop_running(self._running(), "the search failed")
                 raise
+            except OSError as error:
+                state, reason = "failed", str(error)
+                with contextlib.suppress(OSError, HermesRLError):  # on a full disk this fails as well
+                    self._stop_running(self._running(), "the search failed")
+                raise SearchError(
+                    f"The search cannot go on: {error}.",
+                    hint=f"Remove the cause. Then {self._how_to_go_on()}",
+                ) from error
             finally:
                 self._file.state, self._file.reason = state, reason
-                self._file.seconds += self._runner.now() - self._begun
-                self._store.save(self._file)
+                try:
+                    self._count_time()
+                    self._save()
+                except OSError:
+                    if state != "failed":  # else what is raised already says more
+                        raise
         return self._file
+
+    def _how_to_go_on(self) -> str:
+        return f"go on with: hermes-rl search resume {self._store.search_id}"
+
+    def _count_time(self) -> None:
+        """Add the time since the last look to the search's; what only replicates took apart."""
+        now = self._runner.now()
+        passed, self._counted = max(0.0, now - self._counted), now
+        self._file.seconds += passed
+        if self._only_replicates:
+            self._file.replicate_seconds += passed
+        if now - self._saved >= _SAVE_SECONDS:
+            self._save()
+
+    def _save(self) -> None:
+        """Keep state and time."""
+        self._saved = self._runner.now()
+        self._store.save(self._file)
 
     def _make_strategy(self) -> Chooser:
         definition, runner = self._definition, self._runner
@@ -298,76 +334,104 @@ class Orchestrator:
         """Take over what an interrupted sitting left: finished, still running, or to be run again."""
         self._queue = self._strategy.adopt(list(self._records.values()))
         for record in list(self._records.values()):
-            if record.state == "running" and record.run_id is None:
+            if record.state not in ("running", "stopped"):
+                continue
+            if record.run_id is None:  # its run may have been started an instant before the end
                 record.run_id = self._runner.find(record.trial)
-            if record.state == "running" and record.run_id is not None:
+            if record.run_id is not None:
                 observation = self._runner.observe(record.run_id)
-                if observation.state in ("stopped", "failed"):
-                    record.state = "stopped"
-                    self._again.append(record)
-            elif record.state in ("running", "stopped"):
-                record.state = "stopped"
-                self._again.append(record)
+                if observation.state in ("running", "completed"):
+                    record.state, record.reason = "running", None
+                    continue
+                if observation.step < (record.unwanted_at or 0):  # it was lost, and begins anew
+                    record.unwanted_at = None
+                if record.unwanted_at is not None and observation.state == "stopped":
+                    self._copy(observation, record)
+                    if not self._is_measured_at_end(record):
+                        self._prune(record, "stopped early")
+                        continue
+            record.state = "stopped"
+            self._again.append(record)
 
     def _loop(self) -> tuple[str, str | None]:
         while True:
-            ended = self._ended()
-            if ended is not None:
-                self._stop_running(ended[1] or "the search was stopped")
-                if ended[0] == "completed":
-                    self._let_go()
-                return ended
+            self._count_time()
+            if self._store.stop_file.exists():
+                self._stop_running(self._running(), "stopped on request")
+                return "stopped", "stopped on request"
+            if self._used is None:
+                self._used = self._budget_used()
+                if self._used is not None:
+                    self._stop_running(self._searching(), self._used)
             self._fill()
-            if not self._running() and not self._strategy.waiting():
-                self._let_go()
-                return "completed", None
+            self._only_replicates = bool(self._running()) and not self._searching()
+            if not self._running() and (self._used is not None or not self._strategy.waiting()):
+                if self._used is None:
+                    self._let_go()
+                return "completed", self._used
             self._runner.wait()
             for record in self._running():
                 self._look(record)
             if self._observer:
                 self._observer.tick(self.snapshot())
 
-    def _ended(self) -> tuple[str, str | None] | None:
-        """State and reason when the search must end now."""
-        if self._store.stop_file.exists():
-            return "stopped", "stopped on request"
-        budget, records = self._definition.budget, self._records.values()
-        minutes = (self._file.seconds + self._runner.now() - self._begun) / 60
+    def _budget_used(self) -> str | None:
+        """Which budget is used, in words; the replicates have none."""
+        budget = self._definition.budget
+        records = [record for record in self._records.values() if record.stage != "replicate"]
+        minutes = (self._file.seconds - self._file.replicate_seconds) / 60
         if budget.minutes is not None and minutes >= budget.minutes:
-            return "completed", f"the budget of {budget.minutes:g} minutes is used"
+            return f"the budget of {budget.minutes:g} minutes is used"
         if budget.steps is not None and sum(r.steps_taken for r in records) >= budget.steps:
-            return "completed", f"the budget of {budget.steps} steps is used"
+            return f"the budget of {budget.steps} steps is used"
         if budget.tokens is not None and sum(r.tokens or 0 for r in records) >= budget.tokens:
-            return "completed", f"the budget of {budget.tokens} tokens is used"
-        failed = [r for r in records if r.state == "failed"]
-        if len(failed) > max(2, self._definition.parallel) and not any(r.values for r in records):
+            return f"the budget of {budget.tokens} tokens is used"
+        return None
+
+    def _check_failures(self) -> None:
+        """Give up when the first trials of this sitting all failed.
+
+        Raises:
+            SearchError: they did.
+        """
+        failed = [record for record in self._ended_here if record.state == "failed"]
+        if len(failed) > max(2, self._definition.parallel) and len(failed) == len(self._ended_here):
+            hint = f"hermes-rl run logs {failed[-1].run_id} says more; " if failed[-1].run_id else ""
             raise SearchError(
                 f"The first {len(failed)} trials all failed. The last one: {failed[-1].reason}",
-                hint=f"hermes-rl run logs {failed[-1].run_id}" if failed[-1].run_id else None,
+                hint=f"{hint}with the cause removed, {self._how_to_go_on()}",
             )
-        return None
 
     def _running(self) -> list[TrialRecord]:
         return [r for r in self._records.values() if r.state == "running"]
 
+    def _searching(self) -> list[TrialRecord]:
+        """The running trials that are no replicates."""
+        return [r for r in self._running() if r.stage != "replicate"]
+
     def _fill(self) -> None:
         while len(self._running()) < self._definition.parallel:
-            if self._again:
-                self._launch(self._again.pop(0))
-                continue
-            promoted = self._promotion()
-            if promoted is not None:
-                promoted.rung += 1
-                self._launch(promoted)
-                continue
-            proposal = self._queue.pop(0) if self._queue else None
-            if proposal is None and not self._exhausted:
-                proposal = self._strategy.next(list(self._records.values()))
-                self._exhausted = proposal is None and not self._running() and not self._strategy.waiting()
-            if proposal is not None:
-                self._launch(self._proposed(proposal))
-            elif not (self._exhausted and self._launch_last()):
+            self._check_failures()
+            record = self._next_replicate() if self._used is not None else self._next()
+            if record is None:
                 return
+            self._launch(record)
+
+    def _next(self) -> TrialRecord | None:
+        """The trial to start now, if there is one."""
+        if self._again:
+            return self._again.pop(0)
+        promoted = self._promotion()
+        if promoted is not None:
+            promoted.rung += 1
+            return promoted
+        proposal = self._queue.pop(0) if self._queue else None
+        if proposal is None and not self._exhausted:
+            proposal = self._strategy.next(list(self._records.values()))
+            self._exhausted = proposal is None and not self._searching() and not self._strategy.waiting()
+        if proposal is not None:
+            return self._proposed(proposal)
+        return (self._unfinished_best() or self._next_replicate()) if self._exhausted else None
 
     def _proposed(self, proposal: Proposal) -> TrialRecord:
         """The record of a configuration that the strategy has chosen."""
@@ -418,10 +482,18 @@ class Orchestrator:
                 record.run_id = self._runner.start(request)
             else:
                 record.run_id = self._runner.resume(request, record.run_id)
-        except HermesRLError as error:
+        except TrialRefusedError as error:
             record.state, record.reason = "failed", error.message
             self._finish(record)
             return
+        except HermesRLError as error:  # the next one could not be started either
+            record.state, record.reason, record.ended_at = "stopped", error.message, self._runner.now()
+            self._store.append(record)
+            raise SearchError(
+                f"Trial {record.trial} could not be started: {error.message}",
+                allowed=error.allowed,
+                hint=f"{error.hint or 'Remove the cause.'} Then {self._how_to_go_on()}",
+            ) from error
         self._store.append(record)
 
     def _request(self, record: TrialRecord) -> TrialRequest:
@@ -437,31 +509,36 @@ class Orchestrator:
             evaluation_steps=self._evaluation_steps,
         )
 
-    def _launch_replicate(self) -> bool:
-        """Start the next replicate, if there is one to start."""
-        if not self._definition.replicate or len(self._objectives) > 1:
-            return False
+    def _next_replicate(self) -> TrialRecord | None:
+        """The replicate to start now, if there is one: when no trial of the search itself runs any more."""
+        if self._searching():
+            return None
+        left = next((record for record in self._again if record.stage == "replicate"), None)
+        if left is not None:
+            self._again.remove(left)
+            return left
         done = {(r.replicate_of, r.seed) for r in self._records.values() if r.stage == "replicate"}
-        originals = self._replicated()
-        for number in range(self._definition.replicate):
+        seeds = self._definition.fresh_seeds()
+        originals = self._replicated() if seeds else []
+        for number in range(seeds):
             seed = (self._definition.seed + _REPLICATION_SEED + number) % 2**31
             for original in originals:
                 if (original.trial, seed) not in done:
                     params = dict(original.params)
-                    self._launch(self._new_record(params, "replicate", None, seed=seed, of=original.trial))
-                    return True
-        return False
+                    return self._new_record(params, "replicate", None, seed=seed, of=original.trial)
+        return None
 
     def _replicated(self) -> list[TrialRecord]:
-        """The trials that are run again: the best and the default."""
+        """The trials that are run again: the best and the default, and those that were so far."""
         records = list(self._records.values())
-        already = {r.replicate_of for r in records if r.stage == "replicate"}
-        best = candidates(records, self._objectives[0])
-        chosen = [r for r in best if not r.is_default][: self._definition.replicate_top]
+        best = [r for r in candidates(records, self._objectives[0]) if not r.is_default]
         default = default_record(records)
-        chosen += [default] if default is not None else []
-        # Once the replicates have begun, the choice stands.
-        return [r for r in records if r.trial in already] if already - {r.trial for r in chosen} else chosen
+        chosen = best[: self._definition.replicate_top]
+        if chosen and default is not None:
+            chosen.append(default)
+        known = {record.trial for record in chosen}
+        already = {r.replicate_of for r in records if r.stage == "replicate"} - known
+        return chosen + [record for record in records if record.trial in already]
 
     def _promotion(self) -> TrialRecord | None:
         """The paused trial to go on with, if there is one."""
@@ -470,25 +547,18 @@ class Orchestrator:
         factor = self._definition.reduction_factor
         return next_promotion(list(self._records.values()), self._objectives[0], self._levels, factor)
 
-    def _launch_last(self) -> bool:
-        """Start what comes when all configurations were tried, if there is anything to start now."""
-        if any(record.stage != "replicate" for record in self._running()):
-            return False
-        return self._finish_best() or self._launch_replicate()
-
-    def _finish_best(self) -> bool:
-        """Run the best paused trial to its end when no trial but the default came that far."""
+    def _unfinished_best(self) -> TrialRecord | None:
+        """The best paused trial, to be run to its end, when no trial but the default came that far."""
         records = list(self._records.values())
         paused = [r for r in records if r.state == "paused"]
         ended = any(
             r.state == "completed" and r.stage in ("search", "refine") for r in records if not r.is_default
         )
-        if ended or not paused:
-            return False
+        if ended or not paused or self._searching():
+            return None
         best = furthest(paused, self._objectives[0])
         best.rung = len(self._levels)
-        self._launch(best)
-        return True
+        return best
 
     def _pauses(self, record: TrialRecord) -> bool:
         """Whether a running trial has reached a rung that it may not pass yet; counts those it may."""
@@ -517,23 +587,29 @@ class Orchestrator:
         observation = self._runner.observe(record.run_id)
         self._copy(observation, record)
         metric = self._objectives[0].metric
-        wanted = False
         for point in observation.curves.get(metric, []):
             if point.step > max(0, self._reported.get(record.trial, 0)) and math.isfinite(point.value):
                 self._reported[record.trial] = point.step
-                wanted = self._strategy.report(record, point.step, point.value)
-        reason = "stopped early" if wanted and not record.is_default else self._strategy.stopped(record)
+                unwanted = self._strategy.report(record, point.step, point.value)
+                # Of several new values the first that speaks against the trial decides.
+                if unwanted and record.unwanted_at is None and not record.is_default:
+                    record.unwanted_at = point.step
+        reason = "stopped early" if record.unwanted_at is not None else self._strategy.stopped(record)
         if observation.state != "running":
             self._close(record, observation)
         elif self._is_measured_at_end(record):
             return
         elif reason is not None:
+            self._store.append(record)  # the pruner says it once: it must survive a kill before the stop
             if self._stop_early(record):
-                record.state, record.reason = "pruned", f"{reason} at step {record.step}"
-                self._finish(record)
+                self._prune(record, reason)
         elif self._pauses(record) and self._stop_early(record):
             record.state = "paused"
             self._store.append(record)
+
+    def _prune(self, record: TrialRecord, reason: str) -> None:
+        record.state, record.reason = "pruned", f"{reason} at step {record.step}"
+        self._finish(record)
 
     def _is_measured_at_end(self, record: TrialRecord) -> bool:
         """Whether a trial has its last value: nothing is saved by stopping it."""
@@ -599,13 +675,16 @@ class Orchestrator:
     def _finish(self, record: TrialRecord) -> None:
         record.ended_at = self._runner.now()
         self._store.append(record)
+        self._ended_here.append(record)
         self._strategy.tell(record)
         if self._observer:
             self._observer.finished(record, self.snapshot())
 
-    def _stop_running(self, reason: str) -> None:
-        """Stop what runs; it is run again when the search is resumed."""
-        running = self._running()
+    def _stop_running(self, running: Sequence[TrialRecord], reason: str) -> None:
+        """Stop trials; they are run again when the search is resumed."""
+        for record in running:
+            if record.run_id is None:  # broken off while it was started: its run may be there
+                record.run_id = self._runner.find(record.trial)
         self._runner.stop([r.run_id for r in running if r.run_id is not None])
         for record in running:
             if record.run_id is not None:
@@ -621,8 +700,7 @@ class Orchestrator:
         """The search as it stands."""
         records = list(self._records.values())
         planned = self._strategy.planned()
-        if self._definition.replicate and len(self._objectives) == 1:
-            planned += self._definition.replicate * (self._definition.replicate_top + 1)
+        planned = max(len(records), planned + self._definition.planned_replicates(planned - 1))
         finished = [r for r in records if r.state in FINISHED]
         remaining = None
         if finished:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_rl.errors import ConfigError
+from hermes_rl.errors import ConfigError, TrialRefusedError
 from hermes_rl.search.objective import CurvePoint, Curves
 from hermes_rl.search.runner import Observation, TrialRequest
 from hermes_rl.search.space import format_params, params_key
@@ -109,7 +109,11 @@ class ReplayTrials:
     def start(self, request: TrialRequest) -> str:
         """Start playing; the id is the number of recordings started before."""
         run_id = f"replay-{len(self._started)}"
-        self._started[run_id] = (self._clock, self._source({**self._default, **request.params}, request.seed))
+        try:
+            recording = self._source({**self._default, **request.params}, request.seed)
+        except ConfigError as error:
+            raise TrialRefusedError(error.message, allowed=error.allowed, hint=error.hint) from error
+        self._started[run_id] = (self._clock, recording)
         self._trials[request.trial] = run_id
         return run_id
 

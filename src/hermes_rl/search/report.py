@@ -79,7 +79,13 @@ def sentences(summary: Summary) -> list[str]:
                 ("failed", "failed"),
                 ("diverged", "diverged"),
                 ("running", "are running"),
-                ("stopped", "are to be run again on resume"),
+                ("paused", "wait at a rung"),
+                (
+                    "stopped",
+                    "go on with a larger budget"
+                    if summary.state == "completed"
+                    else "are to be run again on resume",
+                ),
             )
             if summary.count(state)
         ),

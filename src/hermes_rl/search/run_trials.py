@@ -12,7 +12,7 @@ from hermes_rl import runs
 from hermes_rl.config import FIELDS, CatalogueField, RunConfig, Workspace, build_run_config
 from hermes_rl.environments.discovery import find
 from hermes_rl.environments.inspection import environment_fields
-from hermes_rl.errors import ConfigError, UnknownRunError
+from hermes_rl.errors import ConfigError, TrialRefusedError, UnknownRunError, WorkspaceError
 from hermes_rl.runs.run_status import RunStatus
 from hermes_rl.search.objective import Curves, read_curves
 from hermes_rl.search.runner import Observation, TrialRequest
@@ -98,30 +98,68 @@ class RunTrials:
         self._config(params, 0)
 
     def start(self, request: TrialRequest) -> str:
-        """Start a run; returns its id."""
+        """Start a run; returns its id.
+
+        Raises:
+            TrialRefusedError: a value is not allowed, or the run to begin from is gone.
+            HermesRLError: no run can be started now: a key is missing, the workspace cannot be written.
+        """
         fields = dict(request.params)
         if request.until is not None:  # a part of a trial is evaluated at its end
             fields |= {"total_steps": request.until, "steps_per_eval": 0}
         if request.sweep is not None:
             fields["wandb_sweep"] = request.sweep
-        config = self._config(fields, request.seed, request.run_id)
+        try:
+            config = self._config(fields, request.seed, request.run_id)
+        except ConfigError as error:
+            raise TrialRefusedError(error.message, allowed=error.allowed, hint=error.hint) from error
         if request.evaluation_steps is not None:
             config.run.evaluation_steps = list(request.evaluation_steps)
         if request.from_run is None:
             untrained = _untrained(config)
             config.run.baseline_run = self._baselines.get(untrained)
-            self._baselines.setdefault(untrained, config.run.run_id)
-        return runs.start(
-            self._workspace,
-            config,
-            search_id=self._search_id,
-            trial=request.trial,
-            overrides={**self._overrides, **request.params},
-            from_checkpoint=request.from_run,
-        )
+        else:
+            self._check_beginning(request.from_run)
+            untrained = None
+        taken = request.run_id is not None and self._workspace.run_dir(request.run_id).exists()
+        try:
+            run_id = runs.start(
+                self._workspace,
+                config,
+                search_id=self._search_id,
+                trial=request.trial,
+                overrides={**self._overrides, **request.params},
+                from_checkpoint=request.from_run,
+            )
+        except WorkspaceError as error:
+            if taken:
+                raise TrialRefusedError(
+                    f"There is a run {request.run_id} already, which cannot go on."
+                ) from error
+            raise
+        except OSError as error:
+            raise WorkspaceError(
+                f"The files of run {config.run.run_id} cannot be written: {error.strerror or error}."
+            ) from error
+        if untrained is not None:
+            self._baselines.setdefault(untrained, run_id)
+        return run_id
+
+    def _check_beginning(self, run_id: str) -> None:
+        """Refuse the one trial whose weights are gone."""
+        try:
+            gone = not runs.results(self._workspace, run_id)["checkpoints"]
+        except UnknownRunError:
+            gone = True
+        if gone:
+            raise TrialRefusedError(f"Run {run_id}, which it begins with, has no checkpoint any more.")
 
     def resume(self, request: TrialRequest, run_id: str) -> str:
-        """Go on with a run from its last checkpoint; one that cannot be resumed is run anew."""
+        """Go on with a run from its last checkpoint; one that cannot be resumed is run anew.
+
+        Raises:
+            TrialRefusedError, HermesRLError: as :meth:`start` does.
+        """
         try:
             return runs.resume(self._workspace, run_id)
         except (ConfigError, UnknownRunError):

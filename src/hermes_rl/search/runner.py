@@ -71,11 +71,20 @@ class TrialRunner(Protocol):
         ...
 
     def start(self, request: TrialRequest) -> str:
-        """Start a trial; returns its run's id."""
+        """Start a trial; returns its run's id.
+
+        Raises:
+            TrialRefusedError: for a reason that this trial alone has, such as a value that is not allowed.
+            HermesRLError: for one that the next trial would have as well, such as a missing key.
+        """
         ...
 
     def resume(self, request: TrialRequest, run_id: str) -> str:
-        """Go on with a trial that was stopped, from its last checkpoint; returns its run's id."""
+        """Go on with a trial that was stopped, from its last checkpoint; returns its run's id.
+
+        Raises:
+            TrialRefusedError, HermesRLError: as :meth:`start` does.
+        """
         ...
 
     def find(self, trial: int) -> str | None:

@@ -150,11 +150,15 @@ class Optimism:
         observed: the best trial's value.
         expected: the value that a repetition of it would have on average.
         spread: standard deviation of the trials' true values, by the same estimate.
+        trials: how many the best was picked from.
+        stopped: how many of them were stopped early.
     """
 
     observed: float
     expected: float
     spread: float
+    trials: int
+    stopped: int = 0
 
     @property
     def optimism(self) -> float:
@@ -193,4 +197,4 @@ def winners_curse(values: Sequence[float], noise: Sequence[float], *, seed: int 
     rows = np.arange(draws)
     excess = float((seen_BN[rows, picked_B] - true_BN[rows, picked_B]).mean())
     best = float(observed_N.max())
-    return Optimism(best, best - max(0.0, excess), math.sqrt(spread))
+    return Optimism(best, best - max(0.0, excess), math.sqrt(spread), len(values))

@@ -43,7 +43,8 @@ class SearchFile(BaseModel):
         state: ``running``, ``completed``, ``stopped`` or ``failed``; ``running`` without a living writer
             means that the search was interrupted.
         reason: why it ended, unless it completed.
-        seconds: wall time over all sittings that ended.
+        seconds: wall time over all sittings, kept as it passes.
+        replicate_seconds: the part of it in which only replicates ran; no budget counts it.
         default_params: the default configuration's values of the searched fields.
         sweep: the W&B sweep that chooses, once it is known, ``ENTITY/PROJECT/ID``.
         definition: what the search is.
@@ -54,6 +55,7 @@ class SearchFile(BaseModel):
     state: str = "running"
     reason: str | None = None
     seconds: float = 0.0
+    replicate_seconds: float = 0.0
     default_params: dict[str, Any] = {}
     sweep: str | None = None
     definition: SearchDefinition

@@ -76,6 +76,15 @@ class Summary:
         """Names of the searched fields."""
         return list(self.file.definition.space)
 
+    @property
+    def planned(self) -> int:
+        """Number of trials, with the replicates that are still to come while it runs."""
+        definition = self.file.definition
+        trials = definition.planned_trials()
+        if self.state == "running":
+            trials += definition.planned_replicates(trials)
+        return max(trials, len(self.records))
+
     def count(self, *states: str) -> int:
         """Number of trials in one of these states, replicates included."""
         return sum(record.state in states for record in self.records)
@@ -177,20 +186,27 @@ def verdict_sentences(summary: Summary) -> list[str]:
         said.append(found)
     if summary.replication is not None:
         said.append(summary.replication.sentence)
-    elif (
-        found is None
-        and summary.best is not None
-        and not summary.best.is_default
-        and len(summary.objectives) == 1
-    ):
-        said.append(
-            "One run of each is no proof that it beats the default; replicate both on fresh seeds: "
-            + command(summary.workspace, "search", "resume", summary.file.search_id, "--replicate", "3")
-        )
+    elif summary.best is not None and not summary.best.is_default and len(summary.objectives) == 1:
+        said.append(_caveat(summary))
     if summary.optimism is not None:
-        count = sum(ranked.rank is not None for ranked in summary.ranked)
-        said.append(optimism_sentence(summary.optimism, count, summary.objectives[0]))
+        said.append(optimism_sentence(summary.optimism, summary.objectives[0]))
     return said
+
+
+def _caveat(summary: Summary) -> str:
+    """What a winner without replicates is worth, and how to learn more."""
+    definition = summary.file.definition
+    if definition.strategy == "pbt":
+        return (
+            "One run of each is no proof that this schedule beats the default; repeat the search with "
+            "another --seed."
+        )
+    caveat = "One run of each is no proof that it beats the default; "
+    resume = command(summary.workspace, "search", "resume", summary.file.search_id)
+    if not definition.fresh_seeds():
+        return f"{caveat}replicate both on fresh seeds: {resume} --replicate 3"
+    ends = f"the search ends with both on {definition.fresh_seeds()} fresh seeds"
+    return f"{caveat}{ends}." if summary.state == "running" else f"{caveat}{ends}: {resume}"
 
 
 def train_command(summary: Summary, best_file: Path) -> str:

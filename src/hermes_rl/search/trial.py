@@ -36,6 +36,7 @@ class TrialRecord(BaseModel):
         standard_error: of the first value, from the number of evaluated items.
         eval_count: number of items of one evaluation.
         rung: number of rungs that it has passed.
+        unwanted_at: the step at whose value the pruner wanted it stopped, or None.
         sweep, sweep_run: the W&B sweep that chose it, and the id of its run there, which is its own too.
         member, segment: of a population, whose part it is, and which.
         parent: the trial whose weights and optimizer it began with.
@@ -62,6 +63,7 @@ class TrialRecord(BaseModel):
     standard_error: float | None = None
     eval_count: int | None = None
     rung: int = 0
+    unwanted_at: int | None = None
     sweep: str | None = None
     sweep_run: str | None = None
     member: int | None = None
