@@ -154,7 +154,8 @@ def resume(workspace: Workspace, run_id: str, *, modules: Mapping[str, str] | No
         _put_back(run_dir, row.total_steps)
     except OSError as error:
         reason = f"its files cannot be written: {error.strerror or error}"
-        store.move_run(run_id, RunState.FAILED, reason=reason, ended_at=utc_now())
+        own = (os.getpid(), process_mark(os.getpid()))
+        store.move_run(run_id, RunState.FAILED, answered_by=own, reason=reason, ended_at=utc_now())
         raise WorkspaceError(f"Run {run_id}: {reason}.") from error
     _add_processes(store, run_id, row.external_environment)
     _supervise(workspace, store, run_id, row.external_environment, modules)
