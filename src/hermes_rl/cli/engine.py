@@ -82,7 +82,7 @@ def checkpoints(
 
     store = CheckpointStore(Workspace.resolve(workspace).checkpoints)
     if keep is not None:
-        for meta in [*store.prune(keep), *store.prune(keep, "sampler_weights")]:
+        for meta in store.prune(keep):
             typer.echo(f"deleted {meta.path}")
     found = store.all()
     if not found:

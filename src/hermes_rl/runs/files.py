@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hermes_rl.config import write_private
 
 RUN_CONFIG = "run.yaml"
 METRICS = "metrics.jsonl"
@@ -43,6 +46,15 @@ def read_checkpoints(run_dir: Path) -> list[dict[str, Any]]:
 def read_progress(run_dir: Path) -> dict[str, Any]:
     """What the trainer said last of its progress; empty before it says anything."""
     return read_json(run_dir / PROGRESS) or {}
+
+
+def write_progress(run_dir: Path, progress: Mapping[str, Any]) -> None:
+    """Say in the trainer's place how far it is.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_private(run_dir / PROGRESS, json.dumps(dict(progress)))
 
 
 def progress_marks(run_dir: Path) -> tuple[tuple[int, int, int] | None, ...]:

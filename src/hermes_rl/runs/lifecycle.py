@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 from sqlalchemy.engine import Row
 
-from hermes_rl.config import RunConfig, Workspace, without_secrets, write_private
+from hermes_rl.config import RunConfig, Workspace, without_secrets
 from hermes_rl.errors import ConfigError, HermesRLError, UnknownRunError, WorkspaceError
 from hermes_rl.process_identity import process_mark, signal_process, wait_for_end
 from hermes_rl.runs.branching import begin_from
@@ -28,6 +27,7 @@ from hermes_rl.runs.files import (
     failure_file,
     read_checkpoints,
     read_json,
+    write_progress,
 )
 from hermes_rl.runs.forking import fork_server
 from hermes_rl.runs.launch import LaunchRequest, open_log
@@ -154,7 +154,8 @@ def resume(workspace: Workspace, run_id: str, *, modules: Mapping[str, str] | No
         _put_back(run_dir, row.total_steps)
     except OSError as error:
         reason = f"its files cannot be written: {error.strerror or error}"
-        store.move_run(run_id, RunState.FAILED, reason=reason, ended_at=utc_now())
+        own = (os.getpid(), process_mark(os.getpid()))
+        store.move_run(run_id, RunState.FAILED, answered_by=own, reason=reason, ended_at=utc_now())
         raise WorkspaceError(f"Run {run_id}: {reason}.") from error
     _add_processes(store, run_id, row.external_environment)
     _supervise(workspace, store, run_id, row.external_environment, modules)
@@ -187,7 +188,7 @@ def _rewind_progress(run_dir: Path, step: int, total_steps: int) -> None:
         if record.get("kind") in ("train", "eval") and record.get("step", 0) <= step:
             latest |= {name: value for name, value in record.items() if is_metric(name, value)}
     progress = {"step": step, "total_steps": total_steps, "phase": "starting", "latest": latest}
-    write_private(run_dir / PROGRESS, json.dumps(progress))
+    write_progress(run_dir, progress)
 
 
 def _answering_process() -> dict[str, Any]:

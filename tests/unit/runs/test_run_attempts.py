@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hermes_rl.config import Workspace
+from hermes_rl.config import Workspace, build_run_config
+from hermes_rl.errors import WorkspaceError
 from hermes_rl.process_identity import is_alive, process_mark
 from hermes_rl.runs import run_status
+from hermes_rl.runs.lifecycle import resume
 from hermes_rl.runs.run_status import RUN_ID_VARIABLE, SUPERVISOR_VARIABLE, glance, settle
 from hermes_rl.runs.states import RunState
 from hermes_rl.runs.store import RunStore, open_store
@@ -125,6 +128,22 @@ def test_a_supervisor_that_has_lost_its_run_is_told_and_writes_nothing_more(
     row = store.run("a")
     assert (row.status, row.phase, store.processes("a")) == ("pending", "starting API server", [])
     assert told == ["lost"]
+
+
+def test_a_run_whose_files_cannot_be_put_back_has_failed_and_says_why(
+    workspace: Workspace, store: RunStore
+) -> None:
+    _dead_run(store, RunState.STARTING)
+    run_dir = workspace.run_dir("a")
+    (run_dir / "progress.json").mkdir(parents=True)  # what is to be written cannot take its place
+    (run_dir / "checkpoints.json").write_text('[{"step": 3, "state_path": "tinker://a/weights/3"}]')
+    environment = SimpleNamespace(name="count", file_path="/none", class_name="None")
+    build_run_config(environment, run_id="a").to_yaml(run_dir / "run.yaml")
+    with pytest.raises(WorkspaceError, match="its files cannot be written"):
+        resume(workspace, "a")
+    row = store.run("a")
+    assert row.status == "failed"
+    assert "its files cannot be written" in row.reason
 
 
 @pytest.fixture
