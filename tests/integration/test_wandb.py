@@ -16,6 +16,7 @@ from sweep_service import SweepService
 
 from hermes_rl import runs
 from hermes_rl.config import Workspace, build_run_config
+from hermes_rl.config.metric_schema import METRICS
 from hermes_rl.engine.registry import list_engines, stop_engine
 from hermes_rl.environments.discovery import find
 from hermes_rl.runs.store import open_store
@@ -84,11 +85,48 @@ def test_an_offline_run_is_there_to_sync_later_with_every_metric(
     (folder,) = folders(workspace, run_id)
     assert folder.name.startswith("offline-run-")
     assert list(folder.glob("*.wandb"))
-    rows = {row["step"]: row for row in synced(folder) if "train/loss" in row}
-    assert sorted(rows) == [1, 2, 3, 4]
-    for record in trained:
-        assert rows[record["step"]]["train/loss"] == pytest.approx(record["loss"])
-        assert rows[record["step"]]["train/reward_mean"] == pytest.approx(record["reward_mean"])
+    rows = synced(folder)
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    records = runs.read_metrics(workspace, run_id)
+    assert trained == [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in records if record["kind"] == "eval"] == [0, 4]
+    schema = {kind: {metric.name for metric in METRICS if metric.kind == kind} for kind in ("train", "eval")}
+    for record in records:
+        kind, step = record["kind"], record["step"]
+        figures = {name: value for name, value in record.items() if name not in ("kind", "step", "time")}
+        if kind == "train":
+            assert figures.keys() <= schema[kind]
+            shares = [figures[f"{part}_fraction"] for part in ("waiting", "training", "publishing")]
+            assert 0.5 < sum(shares) <= 1.0
+            for what in ("sampled", "trained"):
+                speed = figures[f"{what}_tokens"] / figures["seconds"]
+                assert figures[f"{what}_tokens_per_second"] == pytest.approx(speed)
+        if kind == "eval":
+            assert figures.keys() >= schema[kind]
+        expected = {f"{kind}/{name}": pytest.approx(value) for name, value in figures.items()}
+        assert any(
+            row["step"] == step and all(row.get(name) == value for name, value in expected.items())
+            for row in rows
+        ), record
+
+
+def test_a_run_that_was_killed_and_resumed_has_no_step_twice_in_wandb(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run_id = start(workspace, total_steps=30, save_checkpoint_interval=4)
+    trainer = _trainer_that_trains(workspace, run_id, step=6)
+    trainer.kill()
+    assert runs.wait(workspace, run_id, timeout=240).status == "failed"
+    saved = max(checkpoint["step"] for checkpoint in runs.results(workspace, run_id)["checkpoints"])
+    runs.resume(workspace, run_id)
+    assert [record["step"] for record in completed(workspace, run_id)] == list(range(1, 31))
+    both = folders(workspace, run_id)
+    assert len(both) == 2
+    steps = [row["step"] for folder in both for row in synced(folder) if "train/loss" in row]
+    assert len(steps) == len(set(steps)), "a step stands twice"
+    # The client may have been killed before it had written rows of steps before the checkpoint.
+    assert set(steps) >= set(range(saved + 1, 31))
 
 
 def test_a_wandb_process_that_dies_costs_no_step(
@@ -134,9 +172,9 @@ def test_a_service_that_never_answers_does_not_keep_a_run_from_starting(
         assert len(completed(workspace, start(workspace))) == 4
 
 
-def _trainer_that_trains(workspace: Workspace, run_id: str) -> psutil.Process:
+def _trainer_that_trains(workspace: Workspace, run_id: str, step: int = 1) -> psutil.Process:
     deadline = time.monotonic() + 240
-    while runs.glance(workspace, run_id).step < 1:
+    while runs.glance(workspace, run_id).step < step:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     rows = open_store(workspace.state_url).processes(run_id)

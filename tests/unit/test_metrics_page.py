@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from hermes_rl.config.metric_schema import METRICS
@@ -24,11 +27,38 @@ def test_the_page_lists_every_metric_of_the_schema() -> None:
     assert written[1] == table(), f"docs/metrics.md should hold:\n{table()}"
 
 
+def test_a_metric_is_described_once() -> None:
+    counted = Counter((metric.kind, metric.name) for metric in METRICS)
+    assert [name for name, count in counted.items() if count > 1] == []
+
+
+def figures_in(tree: ast.AST) -> Iterator[str]:
+    """Names of figures: ``figures["x"] = …``, and keys of dicts that are returned or become ``figures``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "figures":
+                    yield from _constant(target.slice)
+            if any(ast.unparse(target) == "figures" for target in targets) and isinstance(
+                node.value, ast.Dict
+            ):
+                yield from (name for key in node.value.keys for name in _constant(key))
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
+            yield from (name for key in node.value.keys for name in _constant(key))
+
+
+def _constant(node: ast.expr | None) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
 def test_every_figure_the_trainer_computes_is_in_the_schema() -> None:
+    """``tests/integration/test_wandb.py`` looks at those that a run has recorded."""
     sources = Path(__file__).resolve().parents[2] / "src" / "hermes_rl" / "trainer"
-    names = {metric.name for metric in METRICS}
     written: set[str] = set()
     for file in ("statistics.py", "loop.py", "batches.py", "sampling.py"):
-        text = (sources / file).read_text(encoding="utf-8")
-        written |= set(re.findall(r'figures\["([a-z_]+)"\]', text))
-    assert written - names == set()
+        written |= set(figures_in(ast.parse((sources / file).read_text(encoding="utf-8"))))
+    # One of each way in which they are written.
+    assert {"entropy", "empty_batch", "reward_mean", "sampled_tokens", "groups", "seconds"} <= written
+    assert written - {metric.name for metric in METRICS if metric.kind == "train"} == set()

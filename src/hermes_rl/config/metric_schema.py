@@ -56,9 +56,8 @@ _TRAIN: tuple[tuple[str, str, str], ...] = (
     ("kl_sampler_trainer", "nats/token", "KL divergence from sampling to trained weights (k3 estimator)."),
     ("importance_ratio_mean", "ratio", "Mean of trained over sampling probability of a token."),
     ("importance_ratio_max", "ratio", "Largest such ratio."),
-    ("learning_rate", "-", "Step size of the optimizer in this step."),
+    ("learning_rate", "per step", "Step size of the optimizer in this step."),
     ("grad_norm", "norm", "Norm of the gradient before clipping, where the Tinker server reports it."),
-    ("learning_rate", "per step", "Step size that the optimizer step was taken with."),
     ("staleness_mean", "steps", "Mean number of optimizer steps between sampling and training of a token."),
     ("staleness_max", "steps", "Largest such number."),
     ("logprobs_recomputed", "sequences", "Sequences whose sampling log-probabilities were not known."),
@@ -66,6 +65,12 @@ _TRAIN: tuple[tuple[str, str, str], ...] = (
     ("seconds", "seconds", "Wall time of the step."),
     ("seconds_waiting", "seconds", "Of it, waiting for the batch."),
     ("seconds_training", "seconds", "Of it, gradient and optimizer step."),
+    ("seconds_publishing", "seconds", "Of it, saving the new weights for sampling and serving them."),
+    ("waiting_fraction", "share 0–1", "Share of the step's time spent waiting for the batch."),
+    ("training_fraction", "share 0–1", "Share of it spent on gradient and optimizer step."),
+    ("publishing_fraction", "share 0–1", "Share of it spent on publishing the new weights."),
+    ("sampled_tokens_per_second", "tokens/s", "Tokens sampled since the last step, by the step's time."),
+    ("trained_tokens_per_second", "tokens/s", "Tokens trained on, by the step's time."),
 )  # fmt: skip
 
 _EVAL: tuple[tuple[str, str, str], ...] = (

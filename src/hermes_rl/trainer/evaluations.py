@@ -84,9 +84,8 @@ class Evaluations:
                     break
             if answer.get("error"):
                 raise EnvironmentFailedError(f"The evaluation at step {step} failed: {answer['error']}")
-            self._tracker.record(
-                "eval", step, evaluation_figures(answer["metrics"]), seconds=answer.get("seconds")
-            )
+            figures = evaluation_figures(answer["metrics"])
+            self._tracker.record("eval", step, figures | {"seconds": float(answer["seconds"])})
         finally:
             self._sampler.unpin(step)
 

@@ -21,7 +21,7 @@ from hermes_rl.trainer.datums import Assembled, assemble, likelihood_datum, poli
 from hermes_rl.trainer.evaluations import Evaluations
 from hermes_rl.trainer.ledger import SamplingLedger
 from hermes_rl.trainer.sampling import Sampler
-from hermes_rl.trainer.statistics import batch_statistics, policy_statistics
+from hermes_rl.trainer.statistics import batch_statistics, policy_statistics, time_figures
 from hermes_rl.trainer.tracking import Tracker
 from hermes_rl.trainer.watchdogs import Watchdogs
 
@@ -90,12 +90,13 @@ async def train(training: Training, first_step: int) -> None:
         trained = time.perf_counter() - started - waited
 
         await serve_weights(training, step + 1)
+        published = time.perf_counter() - started - waited - trained
         figures |= await training.batches.environment_figures(tracker)
         figures.setdefault("reward_mean", figures["batch_reward_mean"])
         figures |= training.sampler.take_figures()
-        figures["seconds_waiting"] = waited
-        figures["seconds_training"] = trained
-        figures["seconds"] = time.perf_counter() - started
+        figures |= time_figures(
+            figures, time.perf_counter() - started, waiting=waited, training=trained, publishing=published
+        )
         tracker.record("train", step + 1, figures)
         training.at_rest = step + 1
         await training.watchdogs.after_step(step + 1, figures)

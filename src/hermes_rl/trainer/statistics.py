@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -69,4 +69,29 @@ def policy_statistics(
         "kl_sampler_trainer": float(np.mean(ratio - 1.0 - log_ratio)),
         "importance_ratio_mean": float(np.mean(ratio)),
         "importance_ratio_max": float(np.max(ratio)),
+    }
+
+
+def time_figures(
+    figures: Mapping[str, float], seconds: float, *, waiting: float, training: float, publishing: float
+) -> dict[str, float]:
+    """Where a step's time went, and how many tokens it came to a second.
+
+    Args:
+        figures: the step's figures, with ``sampled_tokens`` and, if any were, ``trained_tokens``.
+        seconds: wall time of the step.
+        waiting: of it, waiting for the batch, in seconds.
+        training: of it, gradient and optimizer step.
+        publishing: of it, saving the new weights for sampling and beginning to serve them.
+    """
+    return {
+        "seconds": seconds,
+        "seconds_waiting": waiting,
+        "seconds_training": training,
+        "seconds_publishing": publishing,
+        "waiting_fraction": waiting / seconds,
+        "training_fraction": training / seconds,
+        "publishing_fraction": publishing / seconds,
+        "sampled_tokens_per_second": figures["sampled_tokens"] / seconds,
+        "trained_tokens_per_second": figures.get("trained_tokens", 0.0) / seconds,
     }

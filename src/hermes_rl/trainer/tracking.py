@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from hermes_rl.config import FIELDS, RunConfig, write_private
 from hermes_rl.config.tracking_mode import wandb_mode
+from hermes_rl.trainer.wandb_mirror import WandbMirror
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ EVALUATED = "eval_percent_correct"
 WANDB_FINISH_VARIABLE = "HERMES_RL_WANDB_FINISH_SECONDS"
 WANDB_FINISH_SECONDS = 60.0
 """How long a run that has ended waits for W&B to take what is left, unless the variable says otherwise."""
+WANDB_FINISH_MOST_SECONDS = 240.0
+"""The longest it may say: the supervisor takes a trainer that does not end for a failed one."""
 RecordKind = Literal["train", "eval", "env"]
 
 
@@ -65,7 +67,7 @@ class Tracker:
         if resume_step is not None:
             self._cut_after(resume_step)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._wandb = self._start_wandb(run_dir)
+        self._wandb = WandbMirror(run_dir, lambda: self._start_wandb(run_dir))
         self.write_progress()
 
     def _cut_after(self, step: int) -> None:
@@ -129,15 +131,8 @@ class Tracker:
             self._step = step
         self._remember(line)
         self.write_progress()
-        if self._wandb is not None:
-            prefix = {"train": "train", "eval": "eval", "env": "env"}[kind]
-            try:
-                self._wandb.log(
-                    {f"{prefix}/{name}": value for name, value in finite.items()} | {"step": step}
-                )
-            except Exception as error:  # noqa: BLE001
-                logger.warning("Weights & Biases stopped taking metrics (%s); the run goes on.", error)
-                self._wandb = None
+        row = {f"{kind}/{name}": value for name, value in finite.items()}
+        self._wandb.log(kind, step, row | {"step": step})
 
     def _remember(self, record: Mapping[str, Any]) -> None:
         if record.get("kind") in ("train", "eval"):
@@ -168,24 +163,32 @@ class Tracker:
             :data:`WANDB_FINISH_SECONDS`; its files stay, for ``wandb sync``.
         """
         os.close(self._descriptor)
-        if self._wandb is None:
-            return True
-        seconds = float(os.environ.get(WANDB_FINISH_VARIABLE, WANDB_FINISH_SECONDS))
-        finishing = threading.Thread(target=self._finish_wandb, name="wandb-finish", daemon=True)
-        finishing.start()
-        finishing.join(seconds)
-        if finishing.is_alive():
+        seconds = _finish_seconds()
+        is_done = self._wandb.close(seconds)
+        if not is_done:
             logger.warning(
                 "Weights & Biases has not taken everything within %.0f s; `wandb sync --no-skip-online` on "
                 "the folders in %s does it later.",
                 seconds,
                 self._path.parent / "wandb",
             )
-        return not finishing.is_alive()
+        return is_done
 
-    def _finish_wandb(self) -> None:
-        assert self._wandb is not None
-        try:
-            self._wandb.finish()
-        except Exception as error:  # noqa: BLE001
-            logger.warning("Weights & Biases could not be closed (%s).", error)
+
+def _finish_seconds() -> float:
+    text = os.environ.get(WANDB_FINISH_VARIABLE)
+    try:
+        seconds = WANDB_FINISH_SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if 0.0 <= seconds <= WANDB_FINISH_MOST_SECONDS:
+        return seconds
+    allowed = min(seconds, WANDB_FINISH_MOST_SECONDS) if seconds > 0.0 else WANDB_FINISH_SECONDS
+    logger.warning(
+        "%s is %r, which is not a number of seconds from 0 to %.0f; %.0f is taken.",
+        WANDB_FINISH_VARIABLE,
+        text,
+        WANDB_FINISH_MOST_SECONDS,
+        allowed,
+    )
+    return allowed

@@ -361,16 +361,17 @@ async def _take_once(
     """Take what a post brings, unless it is surely the retry of one already taken."""
     key = request.headers.get("idempotency-key")
     key = key[:200] if key else None
-    earlier = state.retries.earlier_answer(key, body)
-    if earlier is not None:
-        state.queue.note_duplicate()
-        state.bump()
-        return _json(earlier)
     # One turn of the loop, so that a hang-up that is already in the socket is seen.
     await asyncio.sleep(0)
     if await request.is_disconnected():
         # Not taken: a sender that is still alive sends it again.
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    # From here on nothing waits: of two posts with one key at the same time, one is the first.
+    earlier = state.retries.earlier_answer(key, body)
+    if earlier is not None:
+        state.queue.note_duplicate()
+        state.bump()
+        return _json(earlier)
     answer = json.dumps(take()).encode()
     if key is not None:
         state.retries.remember(key, answer)

@@ -231,6 +231,18 @@ async def test_a_retried_post_counts_once_and_equal_groups_count_twice(
     assert len(state.queue.queued) == 3
 
 
+async def test_posts_with_one_key_at_the_same_time_count_once(
+    http: httpx.AsyncClient, state: TrajectoryState
+) -> None:
+    await _ready(http)
+    posts = [
+        http.post("/scored_data", json={**GROUP, "env_id": 0}, headers={"idempotency-key": "one"})
+        for _ in range(8)
+    ]
+    assert [answer.json() for answer in await asyncio.gather(*posts)] == [{"status": "received"}] * 8
+    assert len(state.queue.queued) == 1
+
+
 def test_a_post_is_a_retry_only_if_the_answer_to_its_twin_was_never_read() -> None:
     now = 0.0
     retries = Retries(window_s=10, capacity=2, clock=lambda: now)
