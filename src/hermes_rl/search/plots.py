@@ -325,10 +325,13 @@ def importance(shares: Mapping[str, float], modelled: Comparable) -> Figure | No
     return _figure("Importance", caption, figure)
 
 
-def contour(summary: Summary, shares: Mapping[str, float], modelled: Comparable) -> Figure | None:
+def contour(
+    summary: Summary, shares: Mapping[str, float], modelled: Comparable | None = None
+) -> Figure | None:
     """The objective over the two most important parameters."""
     if len(shares) < 2:
         return None
+    modelled = modelled or comparable(summary)
     first, second = list(shares)[:2]
     parameters = {p.name: p for p in summary.file.definition.build_space().parameters}
     points = [(r, value) for r, value in modelled.points if first in r.params and second in r.params]
