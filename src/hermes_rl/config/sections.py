@@ -222,8 +222,10 @@ class TinkerSection(BaseModel):
         unit="groups", ge=1, le=1_000_000,
     )  # fmt: skip
     max_evaluation_seconds: float = _field(
-        1200.0, "A run in which one evaluation takes longer than this fails, with the reason; max_seconds_without_progress bounds it as well.", locked=True,
-        unit="seconds", gt=0, le=604_800,
+        1200.0,
+        "A run in which one evaluation takes longer than this fails, with the reason; "
+        "max_seconds_without_progress bounds it as well.",
+        locked=True, unit="seconds", gt=0, le=604_800,
     )  # fmt: skip
     max_kl: float = _field(
         10.0,
