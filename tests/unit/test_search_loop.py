@@ -569,7 +569,7 @@ def test_a_disk_that_fills_up_stops_the_runs_and_is_named(tmp_path: Path) -> Non
     ("budget", "option"), [({"steps": 300}, {"max_steps": "+300"}), ({"minutes": 4}, {"max_minutes": "8"})]
 )
 def test_a_used_budget_leaves_the_replicates_and_can_be_raised(
-    tmp_path: Path, budget: dict[str, float], option: dict[str, str]
+    tmp_path: Path, budget: dict[str, float], option: dict[str, Any]
 ) -> None:
     store, runner, loop = search(tmp_path, preset="article-grid", budget=budget, replicate=3)
     file = loop.run()
@@ -599,12 +599,13 @@ def test_budgets_are_raised_by_numbers_only(tmp_path: Path) -> None:
     assert extend(store, max_steps="400").budget.steps == 400
     assert extend(store, max_minutes="2.5").budget.minutes == 2.5
     assert extend(store).budget.steps == 400
-    for option, said in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"max_steps": "many"}, "not a number"),
         ({"max_tokens": "+5"}, "no budget of tokens"),
         ({"max_steps": "0"}, "steps"),
         ({"replicate": "-1"}, "replicate"),
-    ):
+    ]
+    for option, said in refused:
         with pytest.raises(SearchError, match=said):
             extend(store, **option)
 

@@ -22,7 +22,7 @@ from hermes_rl.search.statistics import (
     winners_curse,
 )
 from hermes_rl.search.summary import summarize, verdict_sentences
-from hermes_rl.search.trial import TrialRecord
+from hermes_rl.search.trial import CurveRows, TrialRecord
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_trials_that_were_stopped_early_count_in_the_optimism_of_the_winner(tmp_
 
 
 def test_the_optimism_is_said_even_where_one_trial_came_to_its_end() -> None:
-    curve = {"eval_percent_correct": [(0, 0.4, ITEMS), (6, 0.5, ITEMS), (48, 0.7, ITEMS)]}
+    curve: CurveRows = {"eval_percent_correct": [(0, 0.4, ITEMS), (6, 0.5, ITEMS), (48, 0.7, ITEMS)]}
     records = [
         TrialRecord(
             trial=trial, stage="search", params={}, seed=0, values=[0.5 - 0.01 * trial if trial else 0.7],
