@@ -161,7 +161,7 @@ def test_a_secret_is_not_sent_to_wandb(session: AgentSession, monkeypatch: pytes
     sent: dict[str, Any] = {}
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb, "init", lambda **options: sent.update(options))
-    Tracker(session.workspace.root, session.next_run().config)
+    Tracker(session.workspace.root, session.next_run().config).close()
     assert sent["config"]["env"]["judge_api_key"] == "<secret>"
     assert sent["config"]["tinker"]["lora_rank"] == 32
     assert SECRET not in json.dumps(sent, default=str)

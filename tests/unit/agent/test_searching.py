@@ -16,7 +16,7 @@ POLICY = """
 [fields.batch_size]
 choices = [16, 64]
 [fields.learning_rate]
-choices = [0.00001, 0.0001]
+choices = [0.00001, 0.00004, 0.0001]
 [fields.group_size]
 maximum = 8
 """
