@@ -83,9 +83,9 @@ def model_folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_engine(model_folder, tmp_path_factory) -> Iterator[Callable[..., RunningEngine]]:
-    """A function that starts an engine; all are ended at the end."""
+    """A function that starts an engine; all are ended with the file, before one could end by itself, idle."""
     started: list[RunningEngine] = []
 
     def start(checkpoints: Path | None = None, *arguments: str) -> RunningEngine:
@@ -114,9 +114,9 @@ def start_engine(model_folder, tmp_path_factory) -> Iterator[Callable[..., Runni
             engine.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(start_engine) -> RunningEngine:
-    """An engine that several tests share."""
+    """An engine that the tests of a file share."""
     return start_engine()
 
 
