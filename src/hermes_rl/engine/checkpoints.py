@@ -31,7 +31,7 @@ KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _META = "checkpoint.json"
-_PARTIAL, _REPLACED, _SCRATCH = ".partial-", ".replaced-", ".scratch-"
+_PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _NAME_MARK = "="
 """Between a replaced checkpoint's owner and its name; neither holds one."""
 
@@ -315,16 +315,6 @@ class CheckpointStore:
         folder = self.folder(meta.run, meta.kind, meta.name)
         return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
-    def scratch_folder(self) -> Path:
-        """A new folder for what this process keeps on the disk until it ends.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        folder = self.root / owned_name(_SCRATCH)
-        folder.mkdir(parents=True)
-        return folder
-
     def remove_partial(self) -> None:
         """Remove what writers that are no more left behind, and bring back what they were replacing."""
         for place in self.root.glob(f"*/*/{_REPLACED}*"):
@@ -336,13 +326,9 @@ class CheckpointStore:
                     os.replace(place, place.parent / name)
                     continue
                 shutil.rmtree(place, ignore_errors=True)
-        for pattern, prefix in (
-            (f"*/*/{_PARTIAL}*", _PARTIAL),
-            (f"*/*/*/{_PARTIAL}*", _PARTIAL),
-            (f"{_SCRATCH}*", _SCRATCH),
-        ):
+        for pattern in (f"*/*/{_PARTIAL}*", f"*/*/*/{_PARTIAL}*"):
             for place in self.root.glob(pattern):
-                if is_abandoned(place, prefix):
+                if is_abandoned(place, _PARTIAL):
                     if place.is_dir():
                         shutil.rmtree(place, ignore_errors=True)
                     else:

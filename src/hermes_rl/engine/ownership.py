@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import socket
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +20,8 @@ from hermes_rl.process_identity import process_mark
 
 OTHER_HOST_S = 86_400.0
 """How long what belongs to a process of another machine, which cannot be asked for, is left alone."""
+
+_SCRATCH = "hermes-rl-engine-"
 
 _OWNER = re.compile(r"([0-9a-f]{8})-([0-9]+)-([0-9a-f]{12})-[0-9a-f]{32}(?![0-9a-f])")
 
@@ -45,6 +49,23 @@ def is_abandoned(path: Path, prefix: str) -> bool:
             return False
     alive = process_mark(pid)
     return alive is None or _short(alive, 12) != mark
+
+
+def scratch_folder() -> Path:
+    """A new folder, under the system's for temporary files, for what this process keeps until it ends.
+
+    Those of processes that were killed are removed.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_SCRATCH}*"):
+        if left.stat().st_uid == os.getuid() and is_abandoned(left, _SCRATCH):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = parent / owned_name(_SCRATCH)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _short(text: str, length: int) -> str:

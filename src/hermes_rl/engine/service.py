@@ -32,6 +32,7 @@ from hermes_rl.engine.compute import ComputeThread
 from hermes_rl.engine.decoding import NOT_FINITE, DecodeBatch, SampleJob
 from hermes_rl.engine.losses import Loss
 from hermes_rl.engine.optimizer import Adam, AdamSettings
+from hermes_rl.engine.ownership import scratch_folder
 from hermes_rl.engine.stopping import StopStrings
 from hermes_rl.engine.training import TrainingSequence, run_pass
 from hermes_rl.engine.wire import RequestError, SampleOptions, sample_response, training_response
@@ -664,7 +665,7 @@ class Service:
         if weights.spilled is not None or weights.adapter is None:
             return
         if self._scratch is None:
-            self._scratch = self.store.scratch_folder()
+            self._scratch = scratch_folder()
         file = self._scratch / f"{next(self._counter)}.f32"
         weights.adapter.flat.cpu().numpy().tofile(file)
         weights.spilled = (weights.adapter.spec, file)

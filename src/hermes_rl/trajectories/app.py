@@ -363,7 +363,8 @@ async def _take_once(
     key = key[:200] if key else None
     # One turn of the loop, so that a hang-up that is already in the socket is seen.
     await asyncio.sleep(0)
-    if await request.is_disconnected():
+    peer = None if request.client is None else (request.client.host, request.client.port)
+    if await request.is_disconnected() or (peer is not None and state.retries.has_hung_up(peer)):
         # Not taken: a sender that is still alive sends it again.
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     # From here on nothing waits: of two posts with one key at the same time, one is the first.
@@ -375,8 +376,8 @@ async def _take_once(
     answer = json.dumps(take()).encode()
     if key is not None:
         state.retries.remember(key, answer)
-    elif request.client is not None:
-        state.retries.answered((request.client.host, request.client.port), body, answer)
+    elif peer is not None:
+        state.retries.answered(peer, body, answer)
     return _json(answer)
 
 

@@ -51,11 +51,24 @@ def _protocol(state: TrajectoryState) -> type[asyncio.Protocol]:
     protocol: Any = AutoHTTPProtocol
 
     class WatchedProtocol(protocol):
+        cut_off = False
+        """Whether the other end hung up before it was answered: what is sent after that goes nowhere."""
+
+        def eof_received(self) -> None:
+            if self.client is not None:
+                state.retries.hung_up(self.client)
+            self.cut_off = self._owes_an_answer()
+            super().eof_received()
+
         def connection_lost(self, exc: Exception | None) -> None:
             if self.client is not None:
-                reset = isinstance(exc, ConnectionResetError) or _reset_after_end(self.transport)
-                state.retries.connection_lost(self.client, reset=reset)
+                cut_off = self.cut_off or self._owes_an_answer()
+                refused = isinstance(exc, ConnectionError) or _reset_after_end(self.transport)
+                state.retries.connection_lost(self.client, unread=cut_off or refused)
             super().connection_lost(exc)
+
+        def _owes_an_answer(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
     return WatchedProtocol
 

@@ -41,6 +41,7 @@ class Retries:
         self._keys: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._unread: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._answered: OrderedDict[Peer, tuple[bytes, bytes]] = OrderedDict()
+        self._hung_up: set[Peer] = set()
 
     def earlier_answer(self, key: str | None, body: bytes) -> bytes | None:
         """The answer that this post was given before, when it is surely a repetition."""
@@ -64,10 +65,24 @@ class Retries:
         while len(self._answered) > self._capacity:
             self._answered.popitem(last=False)
 
-    def connection_lost(self, peer: Peer, *, reset: bool) -> None:
-        """A connection is over; ``reset`` says that the other end closed it with data unread."""
+    def hung_up(self, peer: Peer) -> None:
+        """The other end has closed a connection that is not over yet: nothing more is taken from it."""
+        self._hung_up.add(peer)
+
+    def has_hung_up(self, peer: Peer) -> bool:
+        """Whether it has."""
+        return peer in self._hung_up
+
+    def connection_lost(self, peer: Peer, *, unread: bool) -> None:
+        """A connection is over.
+
+        Args:
+            peer: its other end.
+            unread: whether the last answer was not sent any more, or the other end closed with it unread.
+        """
+        self._hung_up.discard(peer)
         last = self._answered.pop(peer, None)
-        if last is not None and reset:
+        if last is not None and unread:
             digest, answer = last
             self._unread[digest] = (self._clock(), answer)
             while len(self._unread) > self._capacity:

@@ -204,8 +204,6 @@ def test_what_another_engine_is_writing_is_left_alone(base, make_adapter, tmp_pa
     place = store.folder(RUN, "weights", "one").parent
     left = place / dead_owner(".partial-", monkeypatch)
     left.mkdir(parents=True)
-    scratch, dead_scratch = store.scratch_folder(), tmp_path / dead_owner(".scratch-", monkeypatch)
-    dead_scratch.mkdir()
 
     def write_and_start_another(tensors, file, *metadata):
         save_file(tensors, file, *metadata)
@@ -217,8 +215,17 @@ def test_what_another_engine_is_writing_is_left_alone(base, make_adapter, tmp_pa
         store.load(saved.path, optimizer=True).build(base.architecture, CPU).flat, adapter.flat
     )
     assert not left.exists()
-    assert scratch.exists()
-    assert not dead_scratch.exists()
+
+
+def test_what_killed_engines_kept_is_removed_by_the_next(tmp_path, monkeypatch, dead_owner):
+    monkeypatch.setattr(ownership.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / dead_owner("hermes-rl-engine-", monkeypatch)
+    left.mkdir()
+    first, second = ownership.scratch_folder(), ownership.scratch_folder()
+    assert not left.exists()
+    assert first != second
+    assert {first, second} == set(tmp_path.iterdir())
+    assert first.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_name_that_another_pid_once_had_protects_nothing(tmp_path, monkeypatch):

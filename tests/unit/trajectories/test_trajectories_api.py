@@ -247,18 +247,18 @@ def test_a_post_is_a_retry_only_if_the_answer_to_its_twin_was_never_read() -> No
     now = 0.0
     retries = Retries(window_s=10, capacity=2, clock=lambda: now)
 
-    def answered_and(*, reset: bool) -> None:
+    def answered_and(*, unread: bool) -> None:
         retries.answered(("host", 1), b"a", b"yes")
-        retries.connection_lost(("host", 1), reset=reset)
+        retries.connection_lost(("host", 1), unread=unread)
 
     assert retries.earlier_answer(None, b"a") is None
-    answered_and(reset=False)
+    answered_and(unread=False)
     assert retries.earlier_answer(None, b"a") is None
-    answered_and(reset=True)
+    answered_and(unread=True)
     assert retries.earlier_answer(None, b"b") is None
     assert retries.earlier_answer(None, b"a") == b"yes"
     assert retries.earlier_answer(None, b"a") is None
-    answered_and(reset=True)
+    answered_and(unread=True)
     now = 11.0
     assert retries.earlier_answer(None, b"a") is None
 
