@@ -202,6 +202,7 @@ def _terminal(command: list[str], folder: Path, env: dict[str, str]) -> tuple[in
     """Start a command in a terminal of its own; its pid and the other end of the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in the background
         os.chdir(folder)
         os.execve(command[0], command, env)
     return pid, terminal
