@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
-search: $(READY) ## Search the article's grid on the embedded model and replicate the winner (six to seven minutes on a laptop)
+search: $(READY) ## Search the article's grid on the embedded model and replicate the winner (six to twelve minutes on a laptop)
 	@$(BIN)/python -m hermes_rl search start --preset article-grid $(ARGS)
 
 # Hermes Agent has an environment of its own: it is pinned to other versions than constraints.txt, and its
