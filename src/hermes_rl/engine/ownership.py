@@ -6,6 +6,7 @@ A file or folder that an engine needs only while it lives is called
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -61,8 +62,9 @@ def scratch_folder() -> Path:
     """
     parent = Path(tempfile.gettempdir())
     for left in parent.glob(f"{_SCRATCH}*"):
-        if left.stat().st_uid == os.getuid() and is_abandoned(left, _SCRATCH):
-            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another engine that starts may be removing it
+            if left.stat().st_uid == os.getuid() and is_abandoned(left, _SCRATCH):
+                shutil.rmtree(left, ignore_errors=True)
     folder = parent / owned_name(_SCRATCH)
     folder.mkdir(mode=0o700)
     return folder
